@@ -1,0 +1,1 @@
+"""What users write and read: the resources of agentjobs.dev as pydantic models."""

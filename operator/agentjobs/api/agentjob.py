@@ -1,0 +1,476 @@
+"""AgentJob: one long run of a tool, as a record that users write and watch."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from agentjobs.api.base import Condition, Model, ObjectMeta, ResourceName, Seconds, Time
+from agentjobs.api.names import (
+    CAUSE_MESSAGE_CHARACTERS,
+    INLINE_RESULT_BYTES,
+    MAX_DURATION_SECONDS,
+    SUMMARY_CHARACTERS,
+    CauseCode,
+    EventType,
+    Evidence,
+    State,
+    WaitingCode,
+)
+
+Text = Annotated[str, Field(max_length=1024)]
+Preserved = Annotated[
+    dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+]
+UserName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def unchanged(field: str) -> dict[str, str]:
+    """CEL that keeps a field, its presence included (R-IMMUTABLE).
+
+    A transition rule on the field itself does not run when the field is added or removed.
+    """
+    return {
+        "rule": f"has(self.{field}) == has(oldSelf.{field}) && "
+        f"(!has(self.{field}) || self.{field} == oldSelf.{field})",
+        "message": f"{field} cannot be changed; create another AgentJob instead",
+        "fieldPath": f".{field}",
+    }
+
+
+class ToolKind(StrEnum):
+    """Kinds of catalogue entries."""
+
+    AGENT_TOOL = "AgentTool"
+    CLUSTER_AGENT_TOOL = "ClusterAgentTool"
+
+
+class ToolRef(Model):
+    """Names a catalogue entry."""
+
+    kind: ToolKind = ToolKind.AGENT_TOOL
+    """AgentTool (of the same namespace) or ClusterAgentTool."""
+    name: ResourceName
+    """Name of the tool."""
+
+
+class DependencyCondition(StrEnum):
+    """What a dependency must have reached."""
+
+    SUCCEEDED = "Succeeded"
+    FINISHED = "Finished"
+
+
+class Dependency(Model):
+    """Another AgentJob of the same namespace that must end first."""
+
+    name: ResourceName
+    """Name of the AgentJob to wait for. It may be created later."""
+    condition: DependencyCondition = DependencyCondition.SUCCEEDED
+    """Succeeded: it must end `done`, or this job fails. Finished: any end will do."""
+
+
+class RetryCause(StrEnum):
+    """Groups of causes after which another attempt may be made."""
+
+    DISRUPTION = "disruption"
+    OOM = "oom"
+    TOOL_ERROR = "tool_error"
+
+
+class Retry(Model):
+    """When a failed attempt is followed by another."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 1
+    """Attempts in all, the first included."""
+    causes: Annotated[tuple[RetryCause, ...], Field(max_length=3)] = ()
+    """Causes after which the tool may begin again: disruption, oom, tool_error."""
+
+
+class Callback(Model):
+    """Where the agent runtime is told."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^https?://")]
+    """Receiver of signed events. The platform's settings must allow the destination."""
+    events: Annotated[tuple[EventType, ...], Field(max_length=5)] | None = None
+    """Event types to send. Absent: every end of the job, and job_input_required."""
+
+
+class Stop(Model):
+    """A request to end the job. Once set it stays."""
+
+    requested_by: UserName | None = None
+    """Who asked."""
+    reason: Annotated[str, Field(max_length=1024)] | None = None
+    """Why, for the record."""
+    at: Time | None = None
+    """When it was asked, by the requester's clock."""
+    declined: bool | None = None
+    """The start was declined by its own side before anything ran (gateway only)."""
+
+
+class Idempotency(Model):
+    """How a repeated start is recognised. Written by the gateway only."""
+
+    digest: Annotated[str, Field(max_length=128)]
+    """Digest of the payload of the start."""
+    caller: UserName
+    """Whose key it is."""
+
+
+IMMUTABLE_FIELDS = (
+    "toolRef",
+    "arguments",
+    "template",
+    "pendingDeadlineSeconds",
+    "dependsOn",
+    "retry",
+    "callback",
+    "queueName",
+    "requestedBy",
+    "idempotency",
+)
+
+
+class AgentJobSpec(Model):
+    """What is to be run, and its limits.
+
+    Immutable but for `stop`, `suspend`, `ttlSecondsAfterFinished` and a lower `deadlineSeconds`.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "has(self.toolRef) != has(self.template)",
+                    "message": "exactly one of toolRef and template must be given",
+                },
+                {
+                    "rule": "!has(self.arguments) || has(self.toolRef)",
+                    "message": "arguments belong to a toolRef; a template has none",
+                    "fieldPath": ".arguments",
+                },
+                *(unchanged(field) for field in IMMUTABLE_FIELDS),
+                {
+                    "rule": "!has(oldSelf.stop) || (has(self.stop) && self.stop == oldSelf.stop)",
+                    "message": "a stop cannot be taken back or changed",
+                    "fieldPath": ".stop",
+                },
+                {
+                    "rule": "!has(oldSelf.deadlineSeconds) || (has(self.deadlineSeconds) && "
+                    "self.deadlineSeconds <= oldSelf.deadlineSeconds)",
+                    "message": "deadlineSeconds can only be lowered",
+                    "fieldPath": ".deadlineSeconds",
+                },
+            ]
+        }
+    )
+
+    tool_ref: ToolRef | None = None
+    """The catalogue entry to run. Exactly one of toolRef and template must be given."""
+    arguments: Preserved | None = None
+    """Arguments of the tool, a JSON object that its inputSchema accepts; 16 KiB by default."""
+    template: Preserved | None = None
+    """A batch/v1 JobTemplateSpec (metadata.labels, metadata.annotations, spec) to run as it is."""
+    deadline_seconds: Seconds | None = None
+    """Seconds from the creation of this AgentJob until it is ended, whatever it is doing: waiting,
+    approval, suspension and further attempts all count. Absent: the tool's or the platform's
+    default. It can be lowered, never raised."""
+    pending_deadline_seconds: Seconds | None = None
+    """Seconds that may pass from the creation of the Job until its tool container starts. Absent:
+    only deadlineSeconds counts."""
+    depends_on: Annotated[tuple[Dependency, ...], Field(max_length=32)] | None = None
+    """AgentJobs of this namespace that must end before this one begins."""
+    retry: Retry | None = None
+    """When a failed attempt is followed by another. Absent: the tool's rule, else one attempt."""
+    callback: Callback | None = None
+    """Where the agent runtime is told that the job is over."""
+    stop: Stop | None = None
+    """Set it to end the job. It cannot be taken back."""
+    suspend: bool | None = None
+    """True holds the job back. It cannot be set once a tool that may not be repeated has begun."""
+    queue_name: ResourceName | None = None
+    """Kueue LocalQueue that admits the job."""
+    ttl_seconds_after_finished: (
+        Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None
+    ) = None
+    """Seconds that the finished AgentJob is kept, its Jobs with it. Absent: the platform's
+    default."""
+    requested_by: UserName | None = None
+    """User that asked for the job. Must be the creator, unless the gateway vouches for it."""
+    idempotency: Idempotency | None = None
+    """Written by the gateway only."""
+
+
+class Waiting(Model):
+    """What a queued job waits for."""
+
+    code: WaitingCode
+    """One word: dependency, slot, kueue, suspended, unschedulable, quota_exceeded, image_pull,
+    creating, retry."""
+    message: Text = ""
+    """The same for people, with the name of the object to look at."""
+
+
+class ResolvedTool(Model):
+    """The catalogue entry as it was when the job was accepted."""
+
+    uid: Annotated[str, Field(max_length=64)]
+    """metadata.uid of the tool."""
+    generation: Annotated[int, Field(ge=0)]
+    """metadata.generation of the tool."""
+    digest: Annotated[str, Field(max_length=128)]
+    """Digest of the tool's template and the arguments, `sha256:` and 64 hexadecimal digits."""
+    repeatable: bool = False
+    """Whether the tool may begin more than once."""
+
+
+class Ending(Model):
+    """Why the current attempt is being ended, recorded before its pod is asked to go."""
+
+    code: CauseCode
+    """What the job will be said to have ended of, unless it finished first."""
+    message: Annotated[str, Field(max_length=CAUSE_MESSAGE_CHARACTERS)] = ""
+    """The sentence that goes into the cause."""
+    at: Time
+    """When it was recorded. The first one stays."""
+
+
+class Attempt(Model):
+    """One attempt: one Job."""
+
+    number: Annotated[int, Field(ge=1)]
+    """From 1."""
+    job_name: Annotated[str, Field(max_length=63)]
+    """Name of the Job. It was claimed here before the Job was created."""
+    job_uid: Annotated[str, Field(max_length=64)] | None = None
+    """metadata.uid of the Job, once it was seen."""
+    started_at: Time | None = None
+    """When its tool container started."""
+    finished_at: Time | None = None
+    """When its tool container ended."""
+    cause: CauseCode | None = None
+    """Why it ended, unless it succeeded."""
+
+
+class PodCounts(Model):
+    """Pods of the current attempt."""
+
+    active: Annotated[int, Field(ge=0)] = 0
+    """Pending or running."""
+    succeeded: Annotated[int, Field(ge=0)] = 0
+    """Phase Succeeded."""
+    failed: Annotated[int, Field(ge=0)] = 0
+    """Phase Failed."""
+
+
+class Progress(Model):
+    """How far the tool says it is. Written by the gateway from the tool's reports."""
+
+    percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """0 to 100."""
+    message: Annotated[str, Field(max_length=256)] | None = None
+    """One line of the tool's own words."""
+    at: Time | None = None
+    """When it was reported."""
+
+
+class Cause(Model):
+    """Why the job ended otherwise than `done`."""
+
+    code: CauseCode
+    """One word to act on."""
+    message: Annotated[str, Field(max_length=CAUSE_MESSAGE_CHARACTERS)] = ""
+    """One sentence that names the object to look at."""
+    retryable: bool
+    """Whether the same start may succeed without a change."""
+    ran: bool
+    """Whether the tool's container started. Init containers do not count."""
+    exit_code: int | None = None
+    """Exit code of the tool's container, where one was seen."""
+    signal: Annotated[int, Field(ge=1, le=127)] | None = None
+    """Signal that ended it: exit code minus 128, where that is one."""
+    forced: bool = False
+    """Whether it had to be killed after its grace period."""
+    evidence: Evidence = Evidence.OBSERVED
+    """observed, or lost where nobody saw how the container ended."""
+
+
+class Output(Model):
+    """What was kept of the tool's output."""
+
+    bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes archived."""
+    sha256: Annotated[str, Field(max_length=64)] | None = None
+    """Digest of the archived bytes, in hexadecimal digits."""
+    gaps: Annotated[int, Field(ge=0)] = 0
+    """Places where output is missing."""
+
+
+class ResultSource(StrEnum):
+    """Where a result is taken from."""
+
+    REPORT = "report"
+    TERMINATION_MESSAGE = "terminationMessage"
+    LAST_LINE = "lastLine"
+
+
+class Result(Model):
+    """What the tool handed in at its end."""
+
+    source: ResultSource
+    """Where it was taken from."""
+    text: Annotated[str, Field(max_length=INLINE_RESULT_BYTES)] | None = None
+    """The result itself, up to 4 KiB."""
+    bytes: Annotated[int, Field(ge=0)] = 0
+    """Size of the whole result."""
+    truncated: bool = False
+    """Whether text is only the beginning."""
+    uri: Annotated[str, Field(max_length=512)] | None = None
+    """Where a larger result is stored."""
+
+
+class DeliveryState(StrEnum):
+    """How the delivery of an event stands."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    GIVEN_UP = "given_up"
+
+
+class Delivery(Model):
+    """One event that is owed to the agent runtime, or was delivered."""
+
+    id: Annotated[str, Field(max_length=128)]
+    """Identifier of the event, the same on every try."""
+    type: EventType
+    """Type of the event."""
+    time: Time
+    """When what it tells happened."""
+    state: DeliveryState = DeliveryState.PENDING
+    """pending, delivered or given_up."""
+    attempts: Annotated[int, Field(ge=0)] = 0
+    """Tries so far."""
+    next_attempt_at: Time | None = None
+    """When it is tried again."""
+    last_error: Annotated[str, Field(max_length=256)] | None = None
+    """What went wrong at the last try."""
+    delivered_at: Time | None = None
+    """When the receiver took it."""
+
+
+class Outbox(Model):
+    """Events of this job to the agent runtime. Part of the terminal write."""
+
+    deliveries: Annotated[tuple[Delivery, ...], Field(max_length=8)] = ()
+    """Oldest first."""
+
+
+class AgentJobStatus(Model):
+    """What was observed. Written by the operator; `progress` by the gateway. At most 8 KiB."""
+
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The metadata.generation that this status is about."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            max_length=16,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            },
+        ),
+    ] = ()
+    """Accepted, Started, StopRequested, Finished, Succeeded, OutputArchived, CallbackDelivered,
+    Stalled."""
+    state: State | None = None
+    """queued, running, input_required, stopping, done, failed, cancelled or timed_out."""
+    waiting: Waiting | None = None
+    """What a queued job waits for."""
+    tool: ResolvedTool | None = None
+    """The catalogue entry as it was when the job was accepted."""
+    ending: Ending | None = None
+    """Why the current attempt is being ended."""
+    pod_phase: Annotated[str, Field(max_length=32)] | None = None
+    """Phase of the pod named by podName."""
+    pod_name: Annotated[str, Field(max_length=253)] | None = None
+    """The pod to look at: the current attempt's, or of several the first that failed."""
+    pod_uids: (
+        Annotated[
+            tuple[Annotated[str, Field(max_length=64)], ...],
+            Field(
+                max_length=16,
+                alias="podUIDs",
+                json_schema_extra={"x-kubernetes-list-type": "set"},
+            ),
+        ]
+        | None
+    ) = None
+    """Pods that may report for this job."""
+    job_name: Annotated[str, Field(max_length=63)] | None = None
+    """Name of the current attempt's Job."""
+    attempts: Annotated[tuple[Attempt, ...], Field(max_length=10)] | None = None
+    """Attempts, oldest first."""
+    pods: PodCounts | None = None
+    """Pods of the current attempt, counted."""
+    started_at: Time | None = None
+    """When a tool container first started."""
+    finished_at: Time | None = None
+    """When the job was over: the end of the tool's container, where one was seen."""
+    deadline_at: Time | None = None
+    """When the job is ended at the latest."""
+    progress: Progress | None = None
+    """How far the tool says it is."""
+    summary: Annotated[str, Field(max_length=SUMMARY_CHARACTERS)] | None = None
+    """One line of the result. A tool's own words: not to be trusted."""
+    cause: Cause | None = None
+    """Why the job ended otherwise than `done`."""
+    output: Output | None = None
+    """What was kept of the tool's output."""
+    result: Result | None = None
+    """What the tool handed in at its end."""
+    callback: Outbox | None = None
+    """Events that are owed to the agent runtime, and those delivered."""
+    warnings: (
+        Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)] | None
+    ) = None
+    """What was changed or left out of what was asked for."""
+
+
+class AgentJob(Model):
+    """One long run of a tool: started once, watched, stopped, ended by a deadline, told about."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "size(self.metadata.name) <= 63 && "
+                    "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+                    "message": "the name must be a DNS label of at most 63 characters "
+                    "(a-z, 0-9, '-'), since pods and labels carry it",
+                },
+                {
+                    "rule": "!has(oldSelf.status) || !has(oldSelf.status.finishedAt) || "
+                    "(has(self.status) && has(self.status.finishedAt) && "
+                    "self.status.finishedAt == oldSelf.status.finishedAt && "
+                    "has(self.status.state) && self.status.state == oldSelf.status.state)",
+                    "message": "the job is over; its end cannot be changed",
+                },
+                {
+                    "rule": "!(has(self.spec.suspend) && self.spec.suspend) || "
+                    "(has(oldSelf.spec.suspend) && oldSelf.spec.suspend) || "
+                    "!has(self.status) || !has(self.status.startedAt) || "
+                    "(has(self.status.tool) && has(self.status.tool.repeatable) && "
+                    "self.status.tool.repeatable)",
+                    "message": "the tool has begun and may not be repeated, so the job cannot be "
+                    "suspended; stop it instead",
+                },
+            ]
+        }
+    )
+
+    metadata: ObjectMeta
+    spec: AgentJobSpec
+    """What is to be run, and its limits."""
+    status: AgentJobStatus = AgentJobStatus()
+    """What was observed."""

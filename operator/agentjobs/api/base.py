@@ -1,0 +1,87 @@
+"""What all models share: camelCase on the wire, frozen values, metadata, conditions."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+from agentjobs.api.names import CONDITION_MESSAGE_BYTES, MAX_DURATION_SECONDS
+
+
+def format_time(value: datetime) -> str:
+    """RFC 3339 in UTC with whole seconds, as metav1.Time writes it."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Time = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
+Seconds = Annotated[int, Field(ge=1, le=MAX_DURATION_SECONDS)]
+ResourceName = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+
+
+class Model(BaseModel):
+    """A frozen value; reading tolerates unknown fields, the CRD's schema refuses them."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        use_enum_values=False,
+    )
+
+    @classmethod
+    def from_json(cls, body: Any) -> Self:
+        """Parse a decoded JSON value.
+
+        :raises pydantic.ValidationError: if it does not have the model's shape.
+        """
+        return cls.model_validate(body)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form: camelCase, absent fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ConditionStatus(StrEnum):
+    """Status of a condition, as in metav1.Condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Model):
+    """One aspect of the state of an object, in the shape of metav1.Condition."""
+
+    type: Annotated[str, Field(max_length=64)]
+    """Type of the condition, in CamelCase."""
+    status: ConditionStatus
+    """True, False or Unknown."""
+    reason: Annotated[str, Field(min_length=1, max_length=128)]
+    """Why the condition has this status, in one CamelCase word."""
+    message: Annotated[str, Field(max_length=CONDITION_MESSAGE_BYTES)] = ""
+    """The same for people, with the names of the objects to look at."""
+    last_transition_time: Time
+    """When the status last changed."""
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The metadata.generation that this condition is about."""
+
+
+class ObjectMeta(Model):
+    """The part of metav1.ObjectMeta that is read."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: Time
+    deletion_timestamp: Time | None = None
+    finalizers: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
