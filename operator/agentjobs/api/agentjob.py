@@ -243,7 +243,7 @@ class Attempt(Model):
     """From 1."""
     job_name: Annotated[str, Field(max_length=63)]
     """Name of the Job. It was claimed here before the Job was created."""
-    job_uid: Annotated[str, Field(max_length=64)] | None = None
+    job_uid: Annotated[str | None, Field(alias="jobUID", max_length=64)] = None
     """metadata.uid of the Job, once it was seen."""
     started_at: Time | None = None
     """When its tool container started."""
@@ -395,17 +395,10 @@ class AgentJobStatus(Model):
     """Phase of the pod named by podName."""
     pod_name: Annotated[str, Field(max_length=253)] | None = None
     """The pod to look at: the current attempt's, or of several the first that failed."""
-    pod_uids: (
-        Annotated[
-            tuple[Annotated[str, Field(max_length=64)], ...],
-            Field(
-                max_length=16,
-                alias="podUIDs",
-                json_schema_extra={"x-kubernetes-list-type": "set"},
-            ),
-        ]
-        | None
-    ) = None
+    pod_uids: Annotated[
+        tuple[Annotated[str, Field(max_length=64)], ...] | None,
+        Field(alias="podUIDs", max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = None
     """Pods that may report for this job."""
     job_name: Annotated[str, Field(max_length=63)] | None = None
     """Name of the current attempt's Job."""
