@@ -5,12 +5,26 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from agentjobs.api.base import Condition, Model, ObjectMeta, ResourceName, Seconds, Time
+from agentjobs.api.base import (
+    SET,
+    Condition,
+    Model,
+    ObjectMeta,
+    ResourceName,
+    Seconds,
+    ServerDefault,
+    Time,
+    cel,
+    held_to,
+    keyed_by,
+    name_rule,
+)
 from agentjobs.api.names import (
     CAUSE_MESSAGE_CHARACTERS,
     INLINE_RESULT_BYTES,
     MAX_DURATION_SECONDS,
     SUMMARY_CHARACTERS,
+    TERMINAL_STATES,
     CauseCode,
     EventType,
     Evidence,
@@ -25,17 +39,17 @@ Preserved = Annotated[
 UserName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def unchanged(field: str) -> dict[str, str]:
-    """CEL that keeps a field, its presence included (R-IMMUTABLE).
+def unchanged(field: str) -> dict[str, Any]:
+    """Keep a field, its presence included (R-IMMUTABLE).
 
     A transition rule on the field itself does not run when the field is added or removed.
     """
-    return {
-        "rule": f"has(self.{field}) == has(oldSelf.{field}) && "
+    return cel(
+        f"has(self.{field}) == has(oldSelf.{field}) && "
         f"(!has(self.{field}) || self.{field} == oldSelf.{field})",
-        "message": f"{field} cannot be changed; create another AgentJob instead",
-        "fieldPath": f".{field}",
-    }
+        f"{field} cannot be changed; create another AgentJob instead",
+        field,
+    )
 
 
 class ToolKind(StrEnum):
@@ -48,7 +62,7 @@ class ToolKind(StrEnum):
 class ToolRef(Model):
     """Names a catalogue entry."""
 
-    kind: ToolKind = ToolKind.AGENT_TOOL
+    kind: Annotated[ToolKind, ServerDefault] = ToolKind.AGENT_TOOL
     """AgentTool (of the same namespace) or ClusterAgentTool."""
     name: ResourceName
     """Name of the tool."""
@@ -66,7 +80,7 @@ class Dependency(Model):
 
     name: ResourceName
     """Name of the AgentJob to wait for. It may be created later."""
-    condition: DependencyCondition = DependencyCondition.SUCCEEDED
+    condition: Annotated[DependencyCondition, ServerDefault] = DependencyCondition.SUCCEEDED
     """Succeeded: it must end `done`, or this job fails. Finished: any end will do."""
 
 
@@ -83,7 +97,7 @@ class Retry(Model):
 
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 1
     """Attempts in all, the first included."""
-    causes: Annotated[tuple[RetryCause, ...], Field(max_length=3)] = ()
+    causes: Annotated[tuple[RetryCause, ...], Field(max_length=3, json_schema_extra=SET)] = ()
     """Causes after which the tool may begin again: disruption, oom, tool_error."""
 
 
@@ -92,7 +106,9 @@ class Callback(Model):
 
     url: Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^https?://")]
     """Receiver of signed events. The platform's settings must allow the destination."""
-    events: Annotated[tuple[EventType, ...], Field(max_length=5)] | None = None
+    events: Annotated[tuple[EventType, ...], Field(max_length=5, json_schema_extra=SET)] | None = (
+        None
+    )
     """Event types to send. Absent: every end of the job, and job_input_required."""
 
 
@@ -139,31 +155,29 @@ class AgentJobSpec(Model):
     """
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "has(self.toolRef) != has(self.template)",
-                    "message": "exactly one of toolRef and template must be given",
-                },
-                {
-                    "rule": "!has(self.arguments) || has(self.toolRef)",
-                    "message": "arguments belong to a toolRef; a template has none",
-                    "fieldPath": ".arguments",
-                },
-                *(unchanged(field) for field in IMMUTABLE_FIELDS),
-                {
-                    "rule": "!has(oldSelf.stop) || (has(self.stop) && self.stop == oldSelf.stop)",
-                    "message": "a stop cannot be taken back or changed",
-                    "fieldPath": ".stop",
-                },
-                {
-                    "rule": "!has(oldSelf.deadlineSeconds) || (has(self.deadlineSeconds) && "
-                    "self.deadlineSeconds <= oldSelf.deadlineSeconds)",
-                    "message": "deadlineSeconds can only be lowered",
-                    "fieldPath": ".deadlineSeconds",
-                },
-            ]
-        }
+        json_schema_extra=held_to(
+            cel(
+                "has(self.toolRef) != has(self.template)",
+                "exactly one of toolRef and template must be given",
+            ),
+            cel(
+                "!has(self.arguments) || has(self.toolRef)",
+                "arguments belong to a toolRef; a template has none",
+                "arguments",
+            ),
+            *(unchanged(field) for field in IMMUTABLE_FIELDS),
+            cel(
+                "!has(oldSelf.stop) || (has(self.stop) && self.stop == oldSelf.stop)",
+                "a stop cannot be taken back or changed",
+                "stop",
+            ),
+            cel(
+                "!has(oldSelf.deadlineSeconds) || (has(self.deadlineSeconds) && "
+                "self.deadlineSeconds <= oldSelf.deadlineSeconds)",
+                "deadlineSeconds can only be lowered",
+                "deadlineSeconds",
+            ),
+        )
     )
 
     tool_ref: ToolRef | None = None
@@ -179,7 +193,10 @@ class AgentJobSpec(Model):
     pending_deadline_seconds: Seconds | None = None
     """Seconds that may pass from the creation of the Job until its tool container starts. Absent:
     only deadlineSeconds counts."""
-    depends_on: Annotated[tuple[Dependency, ...], Field(max_length=32)] | None = None
+    depends_on: (
+        Annotated[tuple[Dependency, ...], Field(max_length=32, json_schema_extra=keyed_by("name"))]
+        | None
+    ) = None
     """AgentJobs of this namespace that must end before this one begins."""
     retry: Retry | None = None
     """When a failed attempt is followed by another. Absent: the tool's rule, else one attempt."""
@@ -191,9 +208,7 @@ class AgentJobSpec(Model):
     """True holds the job back. It cannot be set once a tool that may not be repeated has begun."""
     queue_name: ResourceName | None = None
     """Kueue LocalQueue that admits the job."""
-    ttl_seconds_after_finished: (
-        Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None
-    ) = None
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None = None
     """Seconds that the finished AgentJob is kept, its Jobs with it. Absent: the platform's
     default."""
     requested_by: UserName | None = None
@@ -234,6 +249,25 @@ class Ending(Model):
     """The sentence that goes into the cause."""
     at: Time
     """When it was recorded. The first one stays."""
+
+
+class ResultSource(StrEnum):
+    """Where a result is taken from."""
+
+    REPORT = "report"
+    TERMINATION_MESSAGE = "terminationMessage"
+    LAST_LINE = "lastLine"
+
+
+class Effective(Model):
+    """What holds for this job where its spec left it open, settled at acceptance."""
+
+    pending_deadline_seconds: Seconds | None = None
+    """Seconds from the Job's creation until its tool container must have started."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None = None
+    """Seconds that the finished job is kept, unless the spec says otherwise."""
+    result_from: ResultSource
+    """Where the result is taken from."""
 
 
 class Attempt(Model):
@@ -307,14 +341,6 @@ class Output(Model):
     """Places where output is missing."""
 
 
-class ResultSource(StrEnum):
-    """Where a result is taken from."""
-
-    REPORT = "report"
-    TERMINATION_MESSAGE = "terminationMessage"
-    LAST_LINE = "lastLine"
-
-
 class Result(Model):
     """What the tool handed in at its end."""
 
@@ -362,7 +388,9 @@ class Delivery(Model):
 class Outbox(Model):
     """Events of this job to the agent runtime. Part of the terminal write."""
 
-    deliveries: Annotated[tuple[Delivery, ...], Field(max_length=8)] = ()
+    deliveries: Annotated[
+        tuple[Delivery, ...], Field(max_length=8, json_schema_extra=keyed_by("id"))
+    ] = ()
     """Oldest first."""
 
 
@@ -372,14 +400,7 @@ class AgentJobStatus(Model):
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status is about."""
     conditions: Annotated[
-        tuple[Condition, ...],
-        Field(
-            max_length=16,
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            },
-        ),
+        tuple[Condition, ...], Field(max_length=16, json_schema_extra=keyed_by("type"))
     ] = ()
     """Accepted, Started, StopRequested, Finished, Succeeded, OutputArchived, CallbackDelivered,
     Stalled."""
@@ -389,6 +410,8 @@ class AgentJobStatus(Model):
     """What a queued job waits for."""
     tool: ResolvedTool | None = None
     """The catalogue entry as it was when the job was accepted."""
+    effective: Effective | None = None
+    """What holds for this job where its spec left it open, settled at acceptance."""
     ending: Ending | None = None
     """Why the current attempt is being ended."""
     pod_phase: Annotated[str, Field(max_length=32)] | None = None
@@ -397,12 +420,15 @@ class AgentJobStatus(Model):
     """The pod to look at: the current attempt's, or of several the first that failed."""
     pod_uids: Annotated[
         tuple[Annotated[str, Field(max_length=64)], ...] | None,
-        Field(alias="podUIDs", max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        Field(alias="podUIDs", max_length=16, json_schema_extra=SET),
     ] = None
     """Pods that may report for this job."""
     job_name: Annotated[str, Field(max_length=63)] | None = None
     """Name of the current attempt's Job."""
-    attempts: Annotated[tuple[Attempt, ...], Field(max_length=10)] | None = None
+    attempts: (
+        Annotated[tuple[Attempt, ...], Field(max_length=10, json_schema_extra=keyed_by("number"))]
+        | None
+    ) = None
     """Attempts, oldest first."""
     pods: PodCounts | None = None
     """Pods of the current attempt, counted."""
@@ -430,36 +456,48 @@ class AgentJobStatus(Model):
     """What was changed or left out of what was asked for."""
 
 
+ENDED = (
+    "(has({0}.status) && has({0}.status.state) && {0}.status.state in "
+    f"{sorted(str(state) for state in TERMINAL_STATES)})"
+)
+"""CEL: the job is over."""
+SAME = (
+    "has(self.status.{0}) == has(oldSelf.status.{0}) && "
+    "(!has(self.status.{0}) || self.status.{0} == oldSelf.status.{0})"
+)
+"""CEL: a field of the status is what it was, or as absent as it was."""
+
+
 class AgentJob(Model):
     """One long run of a tool: started once, watched, stopped, ended by a deadline, told about."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "size(self.metadata.name) <= 63 && "
-                    "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-                    "message": "the name must be a DNS label of at most 63 characters "
-                    "(a-z, 0-9, '-'), since pods and labels carry it",
-                },
-                {
-                    "rule": "!has(oldSelf.status) || !has(oldSelf.status.finishedAt) || "
-                    "(has(self.status) && has(self.status.finishedAt) && "
-                    "self.status.finishedAt == oldSelf.status.finishedAt && "
-                    "has(self.status.state) && self.status.state == oldSelf.status.state)",
-                    "message": "the job is over; its end cannot be changed",
-                },
-                {
-                    "rule": "!(has(self.spec.suspend) && self.spec.suspend) || "
-                    "(has(oldSelf.spec.suspend) && oldSelf.spec.suspend) || "
-                    "!has(self.status) || !has(self.status.startedAt) || "
-                    "(has(self.status.tool) && has(self.status.tool.repeatable) && "
-                    "self.status.tool.repeatable)",
-                    "message": "the tool has begun and may not be repeated, so the job cannot be "
-                    "suspended; stop it instead",
-                },
-            ]
-        }
+        json_schema_extra=held_to(
+            name_rule("pods and labels carry it"),
+            cel(
+                f"!{ENDED.format('oldSelf')} || (has(self.status) && has(self.status.state) && "
+                "self.status.state == oldSelf.status.state)",
+                "the job is over; its end cannot be changed",
+            ),
+            cel(
+                f"!{ENDED.format('oldSelf')} || "
+                f"(has(self.status) && {SAME.format('finishedAt')} && {SAME.format('cause')})",
+                "the job is over; when and why it ended cannot be changed",
+            ),
+            cel(
+                f"!{ENDED.format('self')} || has(self.status.finishedAt)",
+                "a job that is over has a finishedAt",
+            ),
+            cel(
+                "!(has(self.spec.suspend) && self.spec.suspend) || "
+                "(has(oldSelf.spec.suspend) && oldSelf.spec.suspend) || "
+                "!has(self.status) || !has(self.status.startedAt) || "
+                "(has(self.status.tool) && has(self.status.tool.repeatable) && "
+                "self.status.tool.repeatable)",
+                "the tool has begun and may not be repeated, so the job cannot be suspended; "
+                "stop it instead",
+            ),
+        )
     )
 
     metadata: ObjectMeta

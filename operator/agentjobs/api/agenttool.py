@@ -3,14 +3,41 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from agentjobs.api.agentjob import Preserved, ResultSource, Retry, Text
-from agentjobs.api.base import Condition, Model, ObjectMeta, Seconds
+from agentjobs.api.base import (
+    SET,
+    Condition,
+    Model,
+    ObjectMeta,
+    Seconds,
+    held_to,
+    keyed_by,
+    name_rule,
+)
 from agentjobs.api.names import MAX_DURATION_SECONDS
 
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
+
+
+def _as_text(value: object) -> object:
+    """Read `cpu: 2` as Kubernetes does: whole numbers need no quotes."""
+    return str(value) if type(value) is int else value
+
+
 Quantity = Annotated[
-    str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
+    str,
+    BeforeValidator(_as_text),
+    Field(max_length=32, pattern=QUANTITY_PATTERN),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 32,
+            "pattern": QUANTITY_PATTERN,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
 ]
 Resources = Annotated[dict[str, Quantity], Field(max_length=16)]
 
@@ -31,9 +58,7 @@ class ToolDefaults(Model):
     """Default of spec.deadlineSeconds."""
     pending_deadline_seconds: Seconds | None = None
     """Default of spec.pendingDeadlineSeconds."""
-    ttl_seconds_after_finished: (
-        Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None
-    ) = None
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None = None
     """Default of spec.ttlSecondsAfterFinished."""
     resources: ResourceRequirements | None = None
     """Resources of the tool's container where the template gives none."""
@@ -79,7 +104,7 @@ class Approval(Consent):
 
     approvers: Annotated[
         tuple[Annotated[str, Field(max_length=256, pattern=r"^(user|group):.+$")], ...],
-        Field(min_length=1, max_length=16),
+        Field(min_length=1, max_length=16, json_schema_extra=SET),
     ]
     """Who may approve: `user:NAME` or `group:NAME`."""
 
@@ -121,29 +146,15 @@ class AgentToolStatus(Model):
     message: Text | None = None
     """Why it is not usable."""
     conditions: Annotated[
-        tuple[Condition, ...],
-        Field(
-            max_length=8,
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            },
-        ),
+        tuple[Condition, ...], Field(max_length=8, json_schema_extra=keyed_by("type"))
     ] = ()
     """Ready: the tool is usable."""
-
-
-NAME_RULE = {
-    "rule": "size(self.metadata.name) <= 63 && "
-    "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-    "message": "the name must be a DNS label of at most 63 characters (a-z, 0-9, '-')",
-}
 
 
 class AgentTool(Model):
     """A tool that agents of this namespace may start."""
 
-    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": [NAME_RULE]})
+    model_config = ConfigDict(json_schema_extra=held_to(name_rule("models call the tool by it")))
 
     metadata: ObjectMeta
     spec: AgentToolSpec

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
@@ -15,11 +15,42 @@ def format_time(value: datetime) -> str:
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+LABEL_PATTERN: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS label."""
+SERVER_DEFAULT: Final = "x-server-default"
+"""Mark of a field whose default the API server fills in. Others stay absent where not given."""
+ServerDefault = Field(json_schema_extra={SERVER_DEFAULT: True})
+
+SET: Final = {"x-kubernetes-list-type": "set"}
+"""Schema of a list without duplicates, which several appliers may fill together."""
+
+
+def keyed_by(key: str) -> dict[str, Any]:
+    """Describe a list whose items have an identity of their own, so that appliers share it."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def cel(rule: str, message: str, field: str = "") -> dict[str, Any]:
+    """Return a rule that the API server holds writers to; `field` is what a refusal points at."""
+    return {"rule": rule, "message": message, **({"fieldPath": f".{field}"} if field else {})}
+
+
+def held_to(*rules: dict[str, Any]) -> dict[str, Any]:
+    """Describe an object by rules that every write of it must satisfy."""
+    return {"x-kubernetes-validations": list(rules)}
+
+
+def name_rule(why: str) -> dict[str, Any]:
+    """Keep the name of an object to one DNS label."""
+    return cel(
+        f"size(self.metadata.name) <= 63 && self.metadata.name.matches('{LABEL_PATTERN}')",
+        f"the name must be a DNS label of at most 63 characters (a-z, 0-9, '-'): {why}",
+    )
+
+
 Time = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 Seconds = Annotated[int, Field(ge=1, le=MAX_DURATION_SECONDS)]
-ResourceName = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-]
+ResourceName = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)]
 
 
 class Model(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from agentjobs.api.agentjob import Preserved, Text, UserName
-from agentjobs.api.base import Model, ObjectMeta, ResourceName, Time
+from agentjobs.api.base import SET, Model, ObjectMeta, ResourceName, Time, cel, held_to
 
 
 class InputKind(StrEnum):
@@ -36,11 +36,7 @@ class InputRequestSpec(Model):
     """The question. Immutable."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {"rule": "self == oldSelf", "message": "a question cannot be changed"}
-            ]
-        }
+        json_schema_extra=held_to(cel("self == oldSelf", "a question cannot be changed"))
     )
 
     job_name: ResourceName
@@ -59,9 +55,13 @@ class InputRequestSpec(Model):
     """What is consented to, for confirmations and approvals."""
     requested_by: UserName | None = None
     """Requester of the job; never approves it."""
-    approvers: Annotated[
-        tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=16)
-    ] | None = None
+    approvers: (
+        Annotated[
+            tuple[Annotated[str, Field(max_length=256)], ...],
+            Field(max_length=16, json_schema_extra=SET),
+        ]
+        | None
+    ) = None
     """Who may answer an approval: `user:NAME` or `group:NAME`."""
     digest: Annotated[str, Field(max_length=128)] | None = None
     """Digest of template and arguments that is consented to."""
@@ -82,14 +82,28 @@ class InputRequestStatus(Model):
     """The answer. Written once."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "!has(oldSelf.outcome) || self == oldSelf",
-                    "message": "the question has been answered already",
-                }
-            ]
-        }
+        json_schema_extra=held_to(
+            cel(
+                "!has(oldSelf.outcome) || self == oldSelf",
+                "the question is closed; its answer cannot be changed",
+            ),
+            cel(
+                "has(self.outcome) || "
+                "!(has(self.answer) || has(self.answeredBy) || has(self.answeredAt))",
+                "an answer is written together with its outcome",
+            ),
+            cel(
+                "!has(self.outcome) || "
+                "(self.outcome in ['answered', 'declined']) == has(self.answeredBy)",
+                "answered and declined name who answered in answeredBy; "
+                "expired and withdrawn name nobody",
+            ),
+            cel(
+                "!has(self.answer) || (has(self.outcome) && self.outcome == 'answered')",
+                "only the outcome answered carries an answer",
+                "answer",
+            ),
+        )
     )
 
     outcome: Outcome | None = None
@@ -106,15 +120,13 @@ class InputRequest(Model):
     """A question (elicitation, sampling, roots), a confirmation or an approval of an AgentJob."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "!has(oldSelf.status) || !has(oldSelf.status.outcome) || "
-                    "(has(self.status) && has(self.status.outcome))",
-                    "message": "an answer cannot be taken back",
-                }
-            ]
-        }
+        json_schema_extra=held_to(
+            cel(
+                "!has(oldSelf.status) || !has(oldSelf.status.outcome) || "
+                "(has(self.status) && has(self.status.outcome))",
+                "the question is closed; its answer cannot be taken back",
+            )
+        )
     )
 
     metadata: ObjectMeta
