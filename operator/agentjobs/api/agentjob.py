@@ -80,7 +80,7 @@ class Dependency(Model):
 
     name: ResourceName
     """Name of the AgentJob to wait for. It may be created later."""
-    condition: Annotated[DependencyCondition, ServerDefault] = DependencyCondition.SUCCEEDED
+    condition: DependencyCondition = DependencyCondition.SUCCEEDED
     """Succeeded: it must end `done`, or this job fails. Finished: any end will do."""
 
 

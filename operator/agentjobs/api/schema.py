@@ -30,10 +30,8 @@ TYPE_META: Final[Schema] = {
         "description": "Kind of the resource, in CamelCase.",
         "type": "string",
     },
-    "metadata": {
-        "description": "Name, namespace, labels and whatever else all objects carry.",
-        "type": "object",
-    },
+    # The API server puts in the rest, and refuses a description.
+    "metadata": {"type": "object"},
 }
 
 

@@ -1,0 +1,79 @@
+{{/* Name of the chart, in labels. */}}
+{{- define "agentjobs.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Beginning of the names of all objects. 50 characters leave room for a suffix. */}}
+{{- define "agentjobs.fullname" -}}
+{{- $name := include "agentjobs.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "agentjobs.operator" -}}
+{{ include "agentjobs.fullname" . }}-operator
+{{- end }}
+
+{{/* Labels of all objects. */}}
+{{- define "agentjobs.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ include "agentjobs.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: agentjobs
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/* Labels that select the operator's pods. They cannot change from one version to the next. */}}
+{{- define "agentjobs.operatorSelector" -}}
+app.kubernetes.io/name: {{ include "agentjobs.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "agentjobs.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{/* User names of the two accounts, as CEL strings. */}}
+{{- define "agentjobs.operatorUser" -}}
+'system:serviceaccount:{{ .Release.Namespace }}:{{ include "agentjobs.operator" . }}'
+{{- end }}
+
+{{- define "agentjobs.gatewayUser" -}}
+'system:serviceaccount:{{ .Release.Namespace }}:{{ include "agentjobs.fullname" . }}-gateway'
+{{- end }}
+
+{{/* Whether the policy that fills in defaults is rendered: "true" or empty. Discovery alone is no
+guide, since `helm template` without a cluster claims every API that Helm knows. */}}
+{{- define "agentjobs.defaultsPolicy" -}}
+{{- if and (eq .Values.policies.defaults "auto")
+      (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version)
+      (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* Binding that puts a policy of the same name in force: include "agentjobs.binding" (list . "name"). */}}
+{{- define "agentjobs.binding" -}}
+{{- $root := index . 0 }}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ include "agentjobs.fullname" $root }}-{{ index . 1 }}
+  labels:
+    {{- include "agentjobs.labels" $root | nindent 4 }}
+spec:
+  policyName: {{ include "agentjobs.fullname" $root }}-{{ index . 1 }}
+  validationActions: [Deny]
+{{- end }}
