@@ -1,0 +1,44 @@
+"""The chart as tests see it: rendered documents, found by kind and name."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts/agentjobs"
+NAMESPACE = "agentjobs-system"
+SERVES_DEFAULTS = (
+    "--kube-version=1.36.0",
+    "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
+)
+"""What helm is told of a cluster that serves MutatingAdmissionPolicy."""
+
+Document = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """Helm did not render the chart; the message is helm's."""
+
+
+def render_text(helm: Path, *arguments: str, release: str = "agentjobs") -> str:
+    command = [str(helm), "template", release, str(CHART), "--namespace", NAMESPACE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RefusedError(done.stderr)
+    return done.stdout
+
+
+def render(helm: Path, *arguments: str, release: str = "agentjobs") -> list[Document]:
+    text = render_text(helm, *arguments, release=release)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def only(documents: list[Document], kind: str, name: str = "") -> Document:
+    (found,) = [
+        document
+        for document in documents
+        if document["kind"] == kind and name in {"", document["metadata"]["name"]}
+    ]
+    return found
