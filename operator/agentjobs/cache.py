@@ -1,0 +1,261 @@
+"""What is known of the cluster: the newest of every object seen, small, with the indexes needed.
+
+An AgentJob is kept as JSON bytes, of a finished one without what was to be run: ten thousand
+finished records are then a few tens of megabytes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from agentjobs.api.agentjob import AgentJob, ToolKind
+from agentjobs.api.agenttool import AgentTool
+from agentjobs.api.names import API_VERSION, LABEL_JOB
+from agentjobs.domain.children import JobView
+from agentjobs.domain.observed import DependencySeen
+from agentjobs.domain.pods import PodView
+
+KEPT_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "finalizers",
+)
+
+
+class Key(NamedTuple):
+    """Names one AgentJob, or one tool."""
+
+    namespace: str
+    name: str
+    kind: str = "AgentJob"
+
+
+@dataclass(slots=True)
+class Record:
+    """One AgentJob as it is kept."""
+
+    uid: str
+    version: int
+    finished: bool
+    succeeded: bool
+    body: bytes
+
+    def parse(self) -> AgentJob:
+        """Return it as a model.
+
+        :raises pydantic.ValidationError: the stored object has not the shape of an AgentJob.
+        """
+        return AgentJob.from_json(orjson.loads(self.body))
+
+
+class Cache:
+    """Everything that passes read. Only this process's loop touches it."""
+
+    def __init__(self) -> None:
+        self.records: dict[Key, Record] = {}
+        self.tools: dict[Key, AgentTool] = {}
+        self._keys: dict[str, Key] = {}
+        self._children: dict[Key, tuple[int, JobView]] = {}
+        self._child_uids: dict[str, Key] = {}
+        self._pods: dict[str, dict[str, tuple[int, PodView]]] = {}
+        self._dependents: dict[Key, set[Key]] = {}
+
+    # --- AgentJobs
+
+    def put_agentjob(self, body: Mapping[str, Any]) -> Key:
+        """Keep an AgentJob if it is newer than what is known; return its key."""
+        meta = body["metadata"]
+        key = Key(meta["namespace"], meta["name"])
+        known = self.records.get(key)
+        version = int(meta["resourceVersion"])
+        if known and known.uid == meta["uid"] and known.version >= version:
+            return key
+        status = body.get("status") or {}
+        finished = bool(status.get("finishedAt"))
+        spec = dict(body.get("spec") or {})
+        if finished:
+            spec.pop("arguments", None)
+            if "template" in spec:
+                spec["template"] = {}
+        for dependency in spec.get("dependsOn") or ():
+            self._dependents.setdefault(Key(key.namespace, dependency["name"]), set()).add(key)
+        kept = {
+            "metadata": {field: meta[field] for field in KEPT_METADATA if field in meta},
+            "spec": spec,
+            "status": status,
+        }
+        self.records[key] = Record(
+            uid=meta["uid"],
+            version=version,
+            finished=finished,
+            succeeded=status.get("state") == "done",
+            body=orjson.dumps(kept),
+        )
+        self._keys[meta["uid"]] = key
+        return key
+
+    def drop_agentjob(self, key: Key, uid: str) -> None:
+        """Forget a deleted AgentJob."""
+        record = self.records.get(key)
+        if record and record.uid == uid:
+            del self.records[key]
+        self._keys.pop(uid, None)
+
+    def dependents(self, key: Key) -> Iterable[Key]:
+        """AgentJobs that wait for this one."""
+        return tuple(self._dependents.get(key, ()))
+
+    def forget_dependent(self, job: AgentJob, key: Key) -> None:
+        """Take an AgentJob that waits no more out of the index."""
+        for dependency in job.spec.depends_on or ():
+            waiting = self._dependents.get(Key(key.namespace, dependency.name))
+            if waiting:
+                waiting.discard(key)
+
+    def dependencies(self, job: AgentJob) -> tuple[DependencySeen, ...]:
+        """What is known of the AgentJobs that one waits for, in its order."""
+        seen = []
+        for dependency in job.spec.depends_on or ():
+            record = self.records.get(Key(job.metadata.namespace, dependency.name))
+            seen.append(
+                DependencySeen(
+                    name=dependency.name,
+                    exists=record is not None,
+                    finished=record is not None and record.finished,
+                    succeeded=record is not None and record.succeeded,
+                )
+            )
+        return tuple(seen)
+
+    # --- Jobs and pods
+
+    def put_job(self, body: Mapping[str, Any]) -> Key | None:
+        """Keep a Job if it is newer than what is known; return the key of its AgentJob."""
+        meta = body["metadata"]
+        name = Key(meta["namespace"], meta["name"], "Job")
+        version = int(meta["resourceVersion"])
+        known = self._children.get(name)
+        if known is None or known[1].uid != meta["uid"] or known[0] < version:
+            view = JobView.from_json(body)
+            self._children[name] = (version, view)
+            self._child_uids[view.uid] = name
+        return self._owner_key(meta)
+
+    def drop_job(self, body: Mapping[str, Any]) -> Key | None:
+        """Forget a deleted Job; return the key of its AgentJob."""
+        meta = body["metadata"]
+        name = Key(meta["namespace"], meta["name"], "Job")
+        known = self._children.get(name)
+        if known and known[1].uid == meta["uid"]:
+            del self._children[name]
+        return self._owner_key(meta)
+
+    def child(self, namespace: str, name: str) -> JobView | None:
+        """The Job of that name."""
+        known = self._children.get(Key(namespace, name, "Job"))
+        return known[1] if known else None
+
+    def put_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> Key | None:
+        """Keep a pod, after its deletion what was last seen of it; return its AgentJob's key."""
+        view = PodView.from_json(body)
+        meta = body["metadata"]
+        key = self._key_of_label(meta)
+        if not view.job_uid:
+            return None
+        pods = self._pods.setdefault(view.job_uid, {})
+        version = int(meta["resourceVersion"])
+        known = pods.get(view.uid)
+        if known is None or known[0] < version:
+            pods[view.uid] = (version, view.as_gone() if gone else view)
+        elif gone:
+            pods[view.uid] = (known[0], known[1].as_gone())
+        return key
+
+    def pods(self, job_uid: str) -> tuple[PodView, ...]:
+        """Pods of a Job, the oldest first."""
+        views = [view for _, view in self._pods.get(job_uid, {}).values()]
+        return tuple(sorted(views, key=lambda pod: (pod.created is None, pod.created, pod.name)))
+
+    def forget_pods(self, job_uid: str) -> None:
+        """Drop what is remembered of the pods of a Job that matters no more."""
+        self._pods.pop(job_uid, None)
+        self._child_uids.pop(job_uid, None)
+
+    # --- tools
+
+    def put_tool(self, body: Mapping[str, Any]) -> Key:
+        """Keep a tool; return its key.
+
+        :raises pydantic.ValidationError: the stored object has not the shape of a tool.
+        """
+        tool = AgentTool.from_json(body)
+        kind = str(body.get("kind") or ToolKind.AGENT_TOOL)
+        key = Key(tool.metadata.namespace, tool.metadata.name, kind)
+        known = self.tools.get(key)
+        if known and known.metadata.uid == tool.metadata.uid:
+            tool = max(known, tool, key=lambda each: int(each.metadata.resource_version))
+        self.tools[key] = tool
+        return key
+
+    def drop_tool(self, key: Key) -> None:
+        """Forget a deleted tool."""
+        self.tools.pop(key, None)
+
+    def tool_of(self, job: AgentJob) -> AgentTool | None:
+        """The tool that an AgentJob names."""
+        ref = job.spec.tool_ref
+        if ref is None:
+            return None
+        if ref.kind is ToolKind.CLUSTER_AGENT_TOOL:
+            return self.tools.get(Key("", ref.name, ref.kind.value))
+        return self.tools.get(Key(job.metadata.namespace, ref.name, ref.kind.value))
+
+    # --- repair
+
+    def agentjob_keys(self) -> Iterator[tuple[Key, str, int]]:
+        """Every AgentJob known: key, uid, version."""
+        for key, record in list(self.records.items()):
+            yield key, record.uid, record.version
+
+    def job_keys(self) -> Iterator[tuple[Key, JobView, int]]:
+        """Every Job known: its own key, view, version."""
+        for name, (version, view) in list(self._children.items()):
+            yield name, view, version
+
+    def live_pods(self) -> Iterator[tuple[str, PodView, int]]:
+        """Every pod known that is not gone: uid of its Job, view, version."""
+        for job_uid, pods in list(self._pods.items()):
+            for version, view in list(pods.values()):
+                if not view.gone:
+                    yield job_uid, view, version
+
+    def lose_job(self, name: Key) -> Key | None:
+        """Note that a Job is not listed any more; return its AgentJob's key."""
+        _, view = self._children.pop(name)
+        return self._keys.get(view.owner_uid)
+
+    def lose_pod(self, job_uid: str, uid: str) -> Key | None:
+        """Note that a pod is not listed any more; return its AgentJob's key."""
+        version, view = self._pods[job_uid][uid]
+        self._pods[job_uid][uid] = (version, view.as_gone())
+        job = self._children.get(self._child_uids.get(job_uid, Key("", "", "Job")))
+        return self._keys.get(job[1].owner_uid) if job else None
+
+    def _owner_key(self, meta: Mapping[str, Any]) -> Key | None:
+        for owner in meta.get("ownerReferences") or ():
+            if owner.get("controller") and owner.get("apiVersion") == API_VERSION:
+                return Key(meta["namespace"], owner["name"])
+        return None
+
+    @staticmethod
+    def _key_of_label(meta: Mapping[str, Any]) -> Key | None:
+        """Whom to wake for a pod. A label proves nothing; the pass goes by uids."""
+        name = (meta.get("labels") or {}).get(LABEL_JOB)
+        return Key(meta["namespace"], name) if name else None

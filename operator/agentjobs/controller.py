@@ -1,0 +1,204 @@
+"""kopf's part: it watches, authenticates and handles signals; handlers store and enqueue.
+
+Only `on.event` handlers are used: they write nothing and keep nothing in the objects. A pass never
+depends on which event woke it, so a lost, doubled or late one does no harm (R-LEVEL).
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import kopf
+from pydantic import ValidationError
+from typing_extensions import override
+
+from agentjobs.api.agentjob import ToolKind
+from agentjobs.api.names import GROUP, LABEL_JOB, VERSION
+from agentjobs.cache import Cache, Key
+from agentjobs.kube import Access
+from agentjobs.metrics import Metrics
+from agentjobs.passes import Passes
+from agentjobs.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+DELETED = "DELETED"
+CREDENTIALS_SECONDS = 300
+"""How often kopf asks for the token again; a service account's is rotated by the hour."""
+BACKOFFS = (1, 1, 2, 3, 5, 8, 13, 21)
+
+
+class Feed:
+    """Takes in what is seen, from watches and lists alike, and wakes whom it concerns."""
+
+    def __init__(
+        self, cache: Cache, queue: WorkQueue[Key], passes: Passes, metrics: Metrics
+    ) -> None:
+        self._cache = cache
+        self._queue = queue
+        self._passes = passes
+        self._metrics = metrics
+
+    def agentjob(self, body: dict[str, Any], *, gone: bool = False) -> None:
+        """Take in an AgentJob."""
+        self._metrics.watch_events.labels("AgentJob").inc()
+        if gone:
+            meta = body["metadata"]
+            key = Key(meta["namespace"], meta["name"])
+            self.agentjob_gone(key, meta["uid"])
+        else:
+            key = self._cache.put_agentjob(body)
+            self._queue.add(key)
+        self._wake(self._cache.dependents(key))
+
+    def agentjob_gone(self, key: Key, uid: str) -> None:
+        """Forget a deleted AgentJob."""
+        self._cache.drop_agentjob(key, uid)
+        self._passes.forget(uid)
+        self._queue.forget(key)
+
+    def job(self, body: dict[str, Any], *, gone: bool = False) -> None:
+        """Take in a Job."""
+        self._metrics.watch_events.labels("Job").inc()
+        key = self._cache.drop_job(body) if gone else self._cache.put_job(body)
+        if gone and (key is None or key not in self._cache.records):
+            self._cache.forget_pods(body["metadata"]["uid"])
+        self._wake([key] if key else [])
+
+    def pod(self, body: dict[str, Any], *, gone: bool = False) -> None:
+        """Take in a pod."""
+        self._metrics.watch_events.labels("Pod").inc()
+        key = self._cache.put_pod(body, gone=gone)
+        self._wake([key] if key else [])
+
+    def tool(self, body: dict[str, Any], *, gone: bool = False) -> None:
+        """Take in a tool. Jobs that were refused because of it have ended; nobody is woken."""
+        self._metrics.watch_events.labels("Tool").inc()
+        meta = body["metadata"]
+        key = Key(meta.get("namespace", ""), meta["name"], body.get("kind", ToolKind.AGENT_TOOL))
+        if gone:
+            self._cache.drop_tool(key)
+            return
+        try:
+            self._queue.add(self._cache.put_tool(body))
+        except ValidationError as error:
+            log.error("%s %s/%s cannot be read: %s", key.kind, key.namespace, key.name, error)
+
+    def wake(self, key: Key | None) -> None:
+        """Ask for a pass over an AgentJob that a list showed to have changed."""
+        self._wake([key] if key else [])
+
+    def _wake(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            if key in self._cache.records:
+                self._queue.add(key)
+
+
+def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
+    """Register the handlers, and where kopf gets its credentials from."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        configuration = access.configuration
+        return kopf.ConnectionInfo(
+            server=access.server,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            token=access.token(),
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            expiration=datetime.now(UTC) + timedelta(seconds=CREDENTIALS_SECONDS),
+        )
+
+    def take(into: Any) -> Any:
+        async def handler(event: Any, **_: Any) -> None:
+            into(dict(event["object"]), gone=event["type"] == DELETED)
+
+        return handler
+
+    on = kopf.on.event
+    on(GROUP, VERSION, "agentjobs", id="agentjobs", registry=registry)(take(feed.agentjob))
+    on(GROUP, VERSION, "agenttools", id="agenttools", registry=registry)(take(feed.tool))
+    on(GROUP, VERSION, "clusteragenttools", id="catools", registry=registry)(take(feed.tool))
+    on("batch", "v1", "jobs", id="jobs", registry=registry)(take(feed.job))
+    on("", "v1", "pods", id="pods", registry=registry)(take(feed.pod))
+    return registry
+
+
+def make_settings() -> kopf.OperatorSettings:
+    """Set kopf to watch and nothing else: no annotations, finalizers, Events or peering of its own."""
+    settings = kopf.OperatorSettings()
+    settings.persistence.progress_storage = _NoProgress()
+    settings.persistence.diffbase_storage = _NoDiff()
+    settings.persistence.consistency_timeout = 0
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    # A worker lives this long after its object's last event; the default would keep one for each.
+    settings.queueing.idle_timeout = 0.05
+    settings.watching.chunk_size = 500
+    settings.watching.server_timeout = 290
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.watching.label_selectors["batch", "v1", "jobs"] = LABEL_JOB
+    settings.watching.label_selectors["v1", "pods"] = LABEL_JOB
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = BACKOFFS
+    return settings
+
+
+async def watch(
+    feed: Feed, access: Access, *, namespaces: tuple[str, ...], stop: asyncio.Event
+) -> None:
+    """Watch until a signal comes or `stop` is set."""
+    await kopf.operator(
+        registry=make_registry(feed, access),
+        settings=make_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        stop_flag=stop,
+    )
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Keeps nothing: passes find out anew what is left to do."""
+
+    @override
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    @override
+    def store(self, **_: Any) -> None:
+        return
+
+    @override
+    def purge(self, **_: Any) -> None:
+        return
+
+    @override
+    def touch(self, **_: Any) -> None:
+        return
+
+    @override
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+class _NoDiff(kopf.DiffBaseStorage):
+    """Keeps nothing: decisions compare with the cluster, not with an older spec."""
+
+    @override
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    @override
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    @override
+    def store(self, **_: Any) -> None:
+        return

@@ -1,0 +1,161 @@
+"""A tool's arguments: checked by its inputSchema, never coerced, never in a shell line (R-ARGS)."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+
+from agentjobs.api.names import ENV_ARGUMENT_PREFIX
+from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.texts import cut, one_line
+
+MAX_EXACT_INTEGER = 2**53
+"""Beyond it, JSON readers that use binary64 change the number (RFC 8259 section 6)."""
+ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*\Z")
+RESERVED_ARGUMENT = "idempotency_key"
+"""Name that the catalogue adds to every tool's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One place where arguments break a schema."""
+
+    pointer: str
+    """RFC 6901 pointer to the value that is wrong."""
+    keyword: str
+    """The schema's keyword that it breaks."""
+    message: str
+    """What is wrong, on one line, long values cut."""
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Check that a schema can be used for arguments.
+
+    :raises InvalidSpecError: not a JSON Schema 2020-12, not for objects, a remote reference, a
+        pattern that cannot be matched in linear time, a property that the catalogue needs itself.
+    """
+    if schema.get("type", "object") != "object":
+        raise InvalidSpecError("spec.inputSchema.type: must be object; arguments have names")
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and RESERVED_ARGUMENT in properties:
+        raise InvalidSpecError(
+            f"spec.inputSchema.properties.{RESERVED_ARGUMENT}: the catalogue adds this argument; "
+            "name it otherwise"
+        )
+    _validator(_canonical(schema))
+
+
+def fill_defaults(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with the defaults of the schema's own properties filled in."""
+    properties = schema.get("properties")
+    filled = dict(arguments)
+    for name, rule in properties.items() if isinstance(properties, Mapping) else ():
+        if name not in filled and isinstance(rule, Mapping) and "default" in rule:
+            filled[name] = rule["default"]
+    return filled
+
+
+def faults_of(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Fault]:
+    """List every place where arguments break the schema, or hold a number that JSON cannot keep."""
+    found = [
+        Fault(_pointer(error.instance_path), str(error.schema_path[-1]), _message(error))
+        for error in _validator(_canonical(schema)).iter_errors(dict(arguments))
+    ]
+    found += [
+        Fault(pointer, "maximum", f"{value} is beyond ±2^53 and would not stay exact")
+        for pointer, value in _inexact(arguments, "")
+    ]
+    return found
+
+
+def describe(faults: list[Fault]) -> str:
+    """One sentence of bounded length that names the pointers."""
+    places = ", ".join(dict.fromkeys(fault.pointer or '""' for fault in faults))
+    first = faults[0]
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    detail = cut(first.message, 90)
+    return cut(f"spec.arguments: {count} at {cut(places, 130)}; {detail}", 250)
+
+
+def environment(arguments: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return AGENTJOBS_ARG_* for scalars, and warnings.
+
+    Every `$` is doubled, since the kubelet expands `$(NAME)` in values. Names that are not ASCII
+    and two names that would collide have no variable; the arguments file has them all.
+    """
+    named: dict[str, list[str]] = {}
+    for name in arguments:
+        variable = name.upper().replace("-", "_")
+        if name.isascii() and ENVIRONMENT_NAME.match(variable):
+            named.setdefault(variable, []).append(name)
+    values: dict[str, str] = {}
+    warnings = []
+    for variable, names in named.items():
+        if len(names) > 1:
+            listed = " and ".join(sorted(names))
+            warnings.append(f"arguments {listed} have no variable: both would be {variable}")
+            continue
+        text = _scalar(arguments[names[0]])
+        if text is not None and "\0" not in text:
+            values[ENV_ARGUMENT_PREFIX + variable] = text.replace("$", "$$")
+    return values, warnings
+
+
+def encode(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments as compact JSON, names in the given order."""
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+
+
+def _scalar(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return None
+
+
+def _canonical(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, sort_keys=True)
+
+
+def _refuse_remote(uri: str) -> Any:
+    raise ValueError(f"remote reference {uri} is never fetched")
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
+    """Compile a schema once; catalogues are small and starts are many."""
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            json.loads(schema),
+            validate_formats=True,
+            retriever=_refuse_remote,
+            pattern_options=jsonschema_rs.RegexOptions(),
+        )
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise InvalidSpecError(f"spec.inputSchema: {cut(one_line(str(error)), 200)}") from error
+
+
+def _pointer(path: list[str | int]) -> str:
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def _message(error: jsonschema_rs.ValidationError) -> str:
+    return cut(one_line(error.message), 200)
+
+
+def _inexact(value: Any, pointer: str) -> Iterator[tuple[str, int]]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int) and abs(value) > MAX_EXACT_INTEGER:
+        yield pointer, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _inexact(item, pointer + _pointer([name]))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _inexact(item, f"{pointer}/{index}")

@@ -1,0 +1,112 @@
+"""A batch/v1 Job as far as decisions need it: small, frozen, parsed once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from agentjobs.api.names import API_VERSION, ANNOTATION_PLACEHOLDER, LABEL_QUEUE
+from agentjobs.domain.pods import controller_uid, parse_time
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One Job, ours or not."""
+
+    uid: str
+    name: str
+    owner_uid: str = ""
+    """The uid of the AgentJob that controls it, or nothing."""
+    owner: str = ""
+    """Whoever controls it, for messages: kind and name."""
+    created: datetime | None = None
+    deleting: bool = False
+    placeholder: bool = False
+    queued: bool = False
+    """It has a queue label: Kueue suspends and resumes it."""
+    suspended: bool = False
+    """spec.suspend."""
+    halted: bool = False
+    """The Job controller has taken note of the suspension: it makes no pod any more."""
+    single: bool = True
+    """One pod, once: no replacement can follow."""
+    completions: int | None = 1
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    terminating: int = 0
+    complete: bool = False
+    failed_reason: str = ""
+    """Reason of a true Failed condition."""
+    failed_message: str = ""
+    failed_at: datetime | None = None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Parse a batch/v1 Job as the API server returns it, defaults filled in."""
+        meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+        conditions = {
+            c["type"]: c for c in status.get("conditions") or () if c.get("status") == "True"
+        }
+        failed = conditions.get("Failed") or {}
+        return cls(
+            uid=meta["uid"],
+            name=meta["name"],
+            owner_uid=agentjob_uid(meta),
+            owner=controller_name(meta),
+            created=parse_time(meta.get("creationTimestamp")),
+            deleting=bool(meta.get("deletionTimestamp")),
+            placeholder=ANNOTATION_PLACEHOLDER in (meta.get("annotations") or {}),
+            queued=LABEL_QUEUE in (meta.get("labels") or {}),
+            suspended=bool(spec.get("suspend")),
+            halted=bool(spec.get("suspend")) and "Suspended" in conditions,
+            single=is_single(spec),
+            completions=spec.get("completions"),
+            active=status.get("active") or 0,
+            succeeded=status.get("succeeded") or 0,
+            failed=status.get("failed") or 0,
+            terminating=status.get("terminating") or 0,
+            complete="Complete" in conditions,
+            failed_reason=(failed.get("reason") or "Failed") if failed else "",
+            failed_message=failed.get("message") or "",
+            failed_at=parse_time(failed.get("lastTransitionTime")),
+        )
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is suspended and none of its pods is left."""
+        return self.halted and not self.active and not self.terminating
+
+    @property
+    def over(self) -> bool:
+        """Whether the Job controller has declared it over; then none of its pods is left running."""
+        return self.complete or bool(self.failed_reason)
+
+
+def is_single(spec: Mapping[str, Any]) -> bool:
+    """Whether a Job makes one pod and never another, so that ending the pod ends the Job."""
+    pod = (spec.get("template") or {}).get("spec") or {}
+    return (
+        spec.get("completions") == 1
+        and spec.get("parallelism") == 1
+        and spec.get("backoffLimit") == 0
+        and spec.get("backoffLimitPerIndex") is None
+        and not spec.get("podFailurePolicy")
+        and pod.get("restartPolicy") == "Never"
+    )
+
+
+def agentjob_uid(meta: Mapping[str, Any]) -> str:
+    """The uid of the controlling AgentJob, or nothing."""
+    for owner in meta.get("ownerReferences") or ():
+        if owner.get("apiVersion") == API_VERSION:
+            return controller_uid(meta, "AgentJob")
+    return ""
+
+
+def controller_name(meta: Mapping[str, Any]) -> str:
+    """Kind and name of the controlling owner, for messages."""
+    for owner in meta.get("ownerReferences") or ():
+        if owner.get("controller"):
+            return f"{owner.get('kind')} {owner.get('name')}"
+    return ""

@@ -1,0 +1,127 @@
+"""Why an attempt must end, how its pods are asked to go, and when they are proven dead."""
+
+from datetime import datetime, timedelta
+
+from agentjobs.api.agentjob import Ending, Waiting
+from agentjobs.api.names import CAUSE_MESSAGE_CHARACTERS, CauseCode
+from agentjobs.domain.children import JobView
+from agentjobs.domain.observed import Observed
+from agentjobs.domain.plan import Action, DeleteJob, ExpirePod, SuspendJob
+from agentjobs.domain.pods import PodView
+from agentjobs.domain.texts import cut, one_line
+from agentjobs.domain.waiting import hopeless, waiting_for
+
+EXPIRED = 1
+"""activeDeadlineSeconds of a pod that was asked to go."""
+
+
+def ending_due(seen: Observed, deadline_at: datetime) -> Ending | None:
+    """Why the job must end now, if it must. The first reason that was recorded stays."""
+    if seen.job.status.ending:
+        return seen.job.status.ending
+    asked = _asked(seen)
+    if asked and not _deadline_came_first(seen, deadline_at):
+        return _ending(seen, CauseCode.DECLINED if _declined(seen) else CauseCode.STOPPED, asked)
+    waiting = _waiting(seen)
+    if seen.now >= deadline_at:
+        text = "the deadline passed" + (f" while waiting: {waiting.message}" if waiting else "")
+        return _ending(seen, CauseCode.DEADLINE_EXCEEDED, text)
+    pending_at = pending_deadline(seen)
+    if pending_at and seen.now >= pending_at:
+        text = "no container started in time" + (f": {waiting.message}" if waiting else "")
+        return _ending(seen, CauseCode.PENDING_DEADLINE_EXCEEDED, text)
+    reason = hopeless(seen)
+    return _ending(seen, reason.code, reason.message) if reason else None
+
+
+def pending_deadline(seen: Observed) -> datetime | None:
+    """When the tool must have started at the latest; None once it has, or without a limit."""
+    effective, child = seen.job.status.effective, seen.child
+    seconds = effective.pending_deadline_seconds if effective else None
+    if seconds is None or child is None or child.created is None or started(seen):
+        return None
+    return child.created + timedelta(seconds=seconds)
+
+
+def started(seen: Observed) -> bool:
+    """Whether the tool's container was ever seen running."""
+    return seen.job.status.started_at is not None or any(pod.started for pod in seen.pods)
+
+
+def end_pods(seen: Observed, child: JobView) -> tuple[Action, ...]:
+    """What still has to be done so that the attempt ends (R-STOP).
+
+    A running tool of a Job that makes no other pod is ended through its own deadline, which keeps
+    pod, exit code and log. Everything else is suspended, so that no pod follows; what a queue
+    would resume is deleted.
+    """
+    if child.over or child.deleting:
+        return ()
+    alive = [pod for pod in seen.pods if not pod.dead]
+    if child.single and alive and all(pod.started for pod in alive):
+        return tuple(expire(pod) for pod in alive if can_expire(pod))
+    if child.queued:
+        return (DeleteJob(child.name, child.uid),)
+    return () if child.suspended else (SuspendJob(child.name, child.uid),)
+
+
+def expire(pod: PodView) -> ExpirePod:
+    """Ask the kubelet to end a pod and to keep it."""
+    return ExpirePod(pod.name, pod.uid)
+
+
+def can_expire(pod: PodView) -> bool:
+    """Whether the pod was not asked to go yet."""
+    return pod.active_deadline != EXPIRED and pod.delete_by is None
+
+
+def is_over(seen: Observed, child: JobView) -> bool:
+    """Whether the attempt has ended and nothing of it can run any more (R-DEAD)."""
+    if any(not pod.dead for pod in seen.pods):
+        return False
+    if child.placeholder or child.over:
+        return True
+    if seen.job.status.ending and child.stopped:
+        return True
+    return child.single and any(pod.final or pod.started for pod in seen.pods)
+
+
+def lingering_until(seen: Observed, child: JobView) -> datetime | None:
+    """When containers that outlive the tool's are ended (R-CONTAINER)."""
+    if not child.single:
+        return None
+    for pod in seen.pods:
+        if not pod.dead and pod.finished_at and any(c.running for c in pod.others):
+            return pod.finished_at + timedelta(seconds=seen.policy.linger)
+    return None
+
+
+def _asked(seen: Observed) -> str:
+    stop = seen.job.spec.stop
+    if stop is not None:
+        by = f"stopped by {stop.requested_by}" if stop.requested_by else "stopped on request"
+        return f"{by}: {stop.reason}" if stop.reason else by
+    return "the AgentJob was deleted" if seen.job.metadata.deletion_timestamp else ""
+
+
+def _declined(seen: Observed) -> bool:
+    return bool(seen.job.spec.stop and seen.job.spec.stop.declined)
+
+
+def _deadline_came_first(seen: Observed, deadline_at: datetime) -> bool:
+    """Whether both are due, unrecorded, and the deadline passed before the stop was asked for."""
+    if seen.now < deadline_at:
+        return False
+    stop = seen.job.spec.stop
+    asked_at = stop.at if stop else seen.job.metadata.deletion_timestamp
+    return asked_at is not None and asked_at > deadline_at
+
+
+def _waiting(seen: Observed) -> Waiting | None:
+    if started(seen):
+        return None
+    return waiting_for(seen, seen.child) if seen.child else seen.job.status.waiting
+
+
+def _ending(seen: Observed, code: CauseCode, text: str) -> Ending:
+    return Ending(code=code, message=cut(one_line(text), CAUSE_MESSAGE_CHARACTERS), at=seen.now)

@@ -1,0 +1,83 @@
+"""All that one pass has read, frozen, with the time of the reading."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from agentjobs.api.agentjob import AgentJob
+from agentjobs.api.agenttool import AgentTool
+from agentjobs.domain.children import JobView
+from agentjobs.domain.pods import PodView
+from agentjobs.domain.refusal import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The platform's settings that decisions depend on. Durations in seconds, sizes in bytes."""
+
+    default_deadline: int = 3600
+    default_ttl: int = 86400
+    max_arguments: int = 16 * 1024
+    grace_ceiling: int = 120
+    linger: int = 30
+    """How long other containers may outlive the tool's."""
+    pod_grace: int = 3
+    """How long a Job may have no pod before its Events are asked why."""
+    refusal_recheck: int = 10
+    """How often a refused pod or Job is looked at again."""
+    mirror_interval: int = 10
+    """Changes that nobody waits for are written at most this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLastLine:
+    """Read the last line that the tool printed, then decide again."""
+
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRefusals:
+    """Read the Events of a Job that has no pod, then decide again."""
+
+    job_uid: str
+
+
+Need = ReadLastLine | ReadRefusals
+"""A read that a decision asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DependencySeen:
+    """Another AgentJob that this one waits for."""
+
+    name: str
+    exists: bool = False
+    finished: bool = False
+    succeeded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The input of a decision."""
+
+    now: datetime
+    job: AgentJob
+    policy: Policy = field(default_factory=Policy)
+    tool: AgentTool | None = None
+    """The tool that spec.toolRef means: namespaced before cluster-wide."""
+    child: JobView | None = None
+    """The Job of the claimed name, whoever owns it."""
+    child_seen: bool = False
+    """A Job of ours with the claimed name was seen before, by this process."""
+    pods: tuple[PodView, ...] = ()
+    """Pods of the child, those that are gone included, oldest first."""
+    refusal: Refusal | None = None
+    """How the API server refused the claimed Job, or the Job controller's pods."""
+    refusal_known: bool = False
+    """Whether there is a refusal was looked up so lately that it need not be asked again."""
+    dependencies: tuple[DependencySeen, ...] = ()
+    last_line: str | None = None
+    """Last line of the tool's log; None: not read yet; empty: there is none."""
+    written_at: datetime | None = None
+    """When this process last wrote the status."""

@@ -1,0 +1,83 @@
+"""What is to be done after a decision: one status write, then the rest."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from agentjobs.api.agentjob import AgentJobStatus
+from agentjobs.api.names import Reason
+from agentjobs.domain.observed import Need
+
+
+@dataclass(frozen=True, slots=True)
+class CreateJob:
+    """Create a Job; if the name is taken, look at who owns it."""
+
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendJob:
+    """Suspend a Job: its pods are deleted with their grace period, and none follows."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete a Job and its pods, where a suspension would be taken back by a queue."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpirePod:
+    """Lower a pod's activeDeadlineSeconds to 1: the kubelet ends it and keeps the evidence."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddFinalizer:
+    """Keep the AgentJob until its pod was ended honestly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFinalizer:
+    """Let the AgentJob go."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteAgentJob:
+    """Delete an AgentJob whose time to live is over."""
+
+
+Action = (
+    CreateJob | SuspendJob | DeleteJob | ExpirePod | AddFinalizer | RemoveFinalizer | DeleteAgentJob
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A Kubernetes Event about the AgentJob, sent after the status write succeeded."""
+
+    reason: Reason
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision. The status is written first; nothing else happens unless that succeeded."""
+
+    status: AgentJobStatus | None = None
+    """The status to write; None: it is right as it is."""
+    actions: tuple[Action, ...] = ()
+    notes: tuple[Note, ...] = ()
+    requeue_at: datetime | None = None
+    """When to look again, though nothing may have changed by then."""
+    need: Need | None = None
+    """A read without which nothing can be decided; then the rest is empty."""

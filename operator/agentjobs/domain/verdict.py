@@ -1,0 +1,265 @@
+"""What the evidence says of how an attempt ended (R-HONEST, R-DEAD, R-CAUSE)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from agentjobs.api.agentjob import Cause, Ending
+from agentjobs.api.names import CAUSE_MESSAGE_CHARACTERS, CauseCode, Evidence, State
+from agentjobs.domain.children import JobView
+from agentjobs.domain.pods import ContainerEnd, PodView
+from agentjobs.domain.texts import cut, one_line
+
+SIGNAL_BASE = 128
+SIGKILL_EXIT = 137
+MAX_SIGNAL = 64
+OOM_KILLED = "OOMKilled"
+STATUS_UNKNOWN = "ContainerStatusUnknown"
+"""The kubelet's stand-in for an end that it did not see; its exit code is made up."""
+DEADLINE = "DeadlineExceeded"
+"""Reason of a pod whose activeDeadlineSeconds passed: the template's, our backstop, or our stop."""
+
+STATE_OF_ENDING = {
+    CauseCode.STOPPED: State.CANCELLED,
+    CauseCode.DECLINED: State.CANCELLED,
+    CauseCode.DEADLINE_EXCEEDED: State.TIMED_OUT,
+    CauseCode.PENDING_DEADLINE_EXCEEDED: State.TIMED_OUT,
+}
+"""Endings that are asked for; all other causes are failures."""
+
+DISRUPTIONS = {
+    "PreemptionByScheduler": CauseCode.PREEMPTED,
+    "EvictionByEvictionAPI": CauseCode.EVICTED,
+    "DeletionByTaintManager": CauseCode.EVICTED,
+    "TerminationByKubelet": CauseCode.EVICTED,
+    "DeletionByPodGC": CauseCode.NODE_LOST,
+}
+"""Reasons of the DisruptionTarget condition (KEP-3329)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job ended."""
+
+    state: State
+    cause: Cause | None
+    finished_at: datetime | None
+    pod: PodView | None = None
+    """The pod that the verdict rests on."""
+
+
+def judge_pod(pod: PodView, ending: Ending | None, *, linger: int) -> Verdict:
+    """Judge a single pod that is dead.
+
+    :param ending: why it was asked to go, if it was.
+    :param linger: seconds after which containers that outlive the tool's are ended.
+    """
+    end = pod.tool.end if pod.tool and not (pod.gone and pod.tool.running) else None
+    if end is not None and not end.never_started and finished_first(pod, end, ending, linger):
+        return _own_end(pod, end)
+    if ending is not None:
+        return _asked_end(pod, end, ending)
+    return _foreign_end(pod, end)
+
+
+def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linger: int) -> bool:
+    """Whether the tool had finished before any signal of ours or of others reached it."""
+    if pod.disruption or pod.reason == "Evicted":
+        return False
+    if pod.delete_requested_at is not None and not _before(end, pod.delete_requested_at):
+        return False
+    if pod.reason != DEADLINE:
+        return True
+    if ending is not None and _before(end, ending.at):
+        return True
+    # Only a lingering container was ended by us: the tool was over long before it.
+    others = [c.end.finished_at for c in pod.others if c.end and c.end.finished_at]
+    gap = timedelta(seconds=linger)
+    return end.finished_at is not None and any(t - end.finished_at >= gap for t in others)
+
+
+def judge_job(
+    job: JobView, pods: Sequence[PodView], ending: Ending | None, *, linger: int
+) -> Verdict:
+    """Judge a Job that is over and made several pods, or whose pods nobody saw."""
+    seen = [pod for pod in pods if pod.tool is not None and pod.tool.end is not None]
+    if job.complete:
+        last = max((p.finished_at for p in seen if p.finished_at), default=None)
+        return Verdict(State.DONE, None, last, seen[-1] if seen else None)
+    if ending is not None:
+        pod = seen[-1] if seen else None
+        return _asked_end(pod, pod.tool.end if pod and pod.tool else None, ending)
+    broken = [pod for pod in seen if _failed(pod)]
+    if broken:
+        return judge_pod(min(broken, key=_finished), None, linger=linger)
+    if job.failed_reason == DEADLINE:
+        message = f"Job {job.name} was ended by its deadline"
+        return _lost(State.TIMED_OUT, CauseCode.DEADLINE_EXCEEDED, message, job.failed_at)
+    message = f"Job {job.name} failed ({job.failed_reason}: {job.failed_message})"
+    return _lost(State.FAILED, CauseCode.TOOL_ERROR, message, job.failed_at)
+
+
+def never_ran(ending: Ending) -> Verdict:
+    """Judge an attempt whose tool container never started."""
+    return Verdict(
+        state=STATE_OF_ENDING.get(ending.code, State.FAILED),
+        cause=Cause(
+            code=ending.code,
+            message=_sentence(ending.message),
+            retryable=ending.code == CauseCode.PENDING_DEADLINE_EXCEEDED,
+            ran=False,
+        ),
+        finished_at=None,
+    )
+
+
+def vanished(job_name: str, pods: Sequence[PodView], *, ran: bool) -> Verdict:
+    """Judge an attempt whose Job was deleted by somebody else."""
+    message = f"Job {job_name} was deleted by somebody else; it is not started again"
+    pod = next((p for p in reversed(pods) if p.tool and p.tool.end), None)
+    end = pod.tool.end if pod and pod.tool else None
+    cause = _cause(
+        CauseCode.DELETED_EXTERNALLY, message, end, ran=ran or any(p.started for p in pods)
+    )
+    if end is None:
+        lost = Evidence.LOST if cause.ran else Evidence.OBSERVED
+        cause = cause.model_copy(update={"evidence": lost})
+    return Verdict(State.FAILED, cause, end.finished_at if end else None, pod)
+
+
+def _own_end(pod: PodView, end: ContainerEnd) -> Verdict:
+    if end.exit_code == 0:
+        return Verdict(State.DONE, None, end.finished_at, pod)
+    if end.reason == OOM_KILLED and end.exit_code == SIGKILL_EXIT:
+        message = (
+            f"container {pod.tool_name} of pod {pod.name} was killed for using too much memory"
+        )
+        cause = _cause(CauseCode.OOM_KILLED, message, end, ran=True)
+    else:
+        cause = _cause(CauseCode.TOOL_ERROR, _exit_message(pod, end), end, ran=True)
+    return Verdict(State.FAILED, cause, end.finished_at, pod)
+
+
+def _asked_end(pod: PodView | None, end: ContainerEnd | None, ending: Ending) -> Verdict:
+    ran = pod is not None and pod.started
+    if not ran:
+        verdict = never_ran(ending)
+        return Verdict(verdict.state, verdict.cause, None, pod)
+    cause = _cause(ending.code, ending.message, end, ran=True).model_copy(
+        update={
+            "forced": end is not None and end.exit_code == SIGKILL_EXIT,
+            "evidence": Evidence.OBSERVED if end else Evidence.LOST,
+        }
+    )
+    state = STATE_OF_ENDING.get(ending.code, State.FAILED)
+    return Verdict(state, cause, end.finished_at if end else None, pod)
+
+
+def _foreign_end(pod: PodView, end: ContainerEnd | None) -> Verdict:
+    """Judge a pod that was ended neither by its tool nor by us, or whose tool never started."""
+    finished_at = end.finished_at if end else None
+    state = State.FAILED
+    if pod.disruption or pod.reason == "Evicted":
+        cause = _disrupted(pod, end)
+    elif pod.reason == DEADLINE:
+        message = f"pod {pod.name} was ended by its activeDeadlineSeconds"
+        cause = _cause(CauseCode.DEADLINE_EXCEEDED, message, end, ran=pod.started)
+        cause = cause.model_copy(
+            update={"forced": end is not None and end.exit_code == SIGKILL_EXIT}
+        )
+        state = State.TIMED_OUT
+    elif end is not None and end.never_started:
+        message = f"container {pod.tool_name} of pod {pod.name} could not be started: {end.message}"
+        cause = _cause(CauseCode.START_ERROR, message, end, ran=False)
+    elif pod.gone or pod.delete_by is not None:
+        message = f"pod {pod.name} was deleted by somebody else; it is not started again"
+        cause = _cause(CauseCode.DELETED_EXTERNALLY, message, end, ran=pod.started)
+    else:
+        cause = _without_tool(pod)
+    if end is None and cause.ran:
+        cause = cause.model_copy(update={"evidence": Evidence.LOST})
+    return Verdict(state, cause, finished_at, pod)
+
+
+def _disrupted(pod: PodView, end: ContainerEnd | None) -> Cause:
+    code = DISRUPTIONS.get(pod.disruption, CauseCode.EVICTED)
+    words = pod.message or pod.disruption_message or pod.reason or pod.disruption
+    message = f"pod {pod.name} was {code.value.replace('_', ' ')}: {words}"
+    # An eviction for a limit that the tool broke itself is no disruption: it would break it again.
+    # Without a container status nobody can say that the tool had not begun.
+    ran = pod.started or (pod.tool is None and bool(pod.node))
+    return _cause(code, message, end, ran=ran, retryable=bool(pod.disruption))
+
+
+def _without_tool(pod: PodView) -> Cause:
+    """Judge a pod that failed before its tool began: an init container did, or the kubelet."""
+    broken = next((c for c in pod.init if c.end and c.end.exit_code != 0), None)
+    if broken and broken.end:
+        message = (
+            f"init container {broken.name} of pod {pod.name} exited with "
+            f"{broken.end.exit_code}, so {pod.tool_name} did not start"
+        )
+        return _cause(CauseCode.TOOL_ERROR, message, None, ran=False)
+    words = pod.message or pod.reason or "without a reason"
+    message = f"pod {pod.name} failed before {pod.tool_name} started: {words}"
+    return _cause(CauseCode.START_ERROR, message, None, ran=pod.started)
+
+
+def _exit_message(pod: PodView, end: ContainerEnd) -> str:
+    if end.exit_code == SIGKILL_EXIT:
+        return (
+            f"container {pod.tool_name} of pod {pod.name} was killed (exit code 137); "
+            "a kill for memory is suspected, not proven"
+        )
+    return f"container {pod.tool_name} of pod {pod.name} exited with {end.exit_code}"
+
+
+def _cause(
+    code: CauseCode,
+    message: str,
+    end: ContainerEnd | None,
+    *,
+    ran: bool,
+    retryable: bool = False,
+) -> Cause:
+    seen = end is not None and not end.never_started and end.reason != STATUS_UNKNOWN
+    exit_code = end.exit_code if end and seen else None
+    signal = exit_code - SIGNAL_BASE if exit_code is not None else 0
+    return Cause(
+        code=code,
+        message=_sentence(message),
+        retryable=retryable,
+        ran=ran,
+        exit_code=exit_code,
+        signal=signal if 0 < signal <= MAX_SIGNAL else None,
+    )
+
+
+def _lost(state: State, code: CauseCode, message: str, at: datetime | None) -> Verdict:
+    cause = Cause(
+        code=code,
+        message=_sentence(message),
+        retryable=False,
+        ran=True,
+        evidence=Evidence.LOST,
+    )
+    return Verdict(state, cause, at)
+
+
+def _sentence(text: str) -> str:
+    return cut(one_line(text), CAUSE_MESSAGE_CHARACTERS)
+
+
+def _failed(pod: PodView) -> bool:
+    return pod.phase == "Failed" or bool(pod.tool and pod.tool.end and pod.tool.end.exit_code)
+
+
+def _finished(pod: PodView) -> datetime:
+    at = pod.finished_at or pod.created
+    if at is None:  # pragma: no cover - the API server always sets creationTimestamp
+        raise ValueError(f"pod {pod.name} has no times")
+    return at
+
+
+def _before(end: ContainerEnd, moment: datetime) -> bool:
+    return end.finished_at is not None and end.finished_at < moment.replace(microsecond=0)

@@ -1,0 +1,288 @@
+"""The Kubernetes API: the one door for reads and writes, where its errors get our names.
+
+`kubernetes` finds the cluster and its credentials (kubeconfig or service account); requests are
+made by aiohttp on plain JSON, since every object here is either passed on as it was given or
+parsed into a small view at once.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import kubernetes.client
+import kubernetes.config
+import orjson
+
+from agentjobs.api.names import GROUP, VERSION
+from agentjobs.domain.errors import AgentJobError
+
+MERGE_PATCH = "application/merge-patch+json"
+CONNECTIONS = 32
+TOTAL_SECONDS = 30
+CONNECT_SECONDS = 5
+PAGE = 500
+ERROR_BODY_BYTES = 64 * 1024
+
+
+class KubeError(AgentJobError):
+    """An answer of the API server that is not a success."""
+
+    def __init__(self, code: int, status: Mapping[str, Any], what: str) -> None:
+        self.code = code
+        self.status = status
+        super().__init__(f"{what}: {code} {status.get('message') or status.get('reason') or ''}")
+
+
+class NotFoundError(KubeError):
+    """The object does not exist (404)."""
+
+
+class ConflictError(KubeError):
+    """The object exists already, or was changed since it was read (409)."""
+
+
+class UnavailableError(AgentJobError):
+    """No answer that means anything: try again later (network, 429, 5xx)."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class NoClusterError(AgentJobError):
+    """No credentials for a cluster were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object, by its place in the API."""
+
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path of an object, or of a collection."""
+        parts = ["api", self.version] if not self.group else ["apis", self.group, self.version]
+        if namespace:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/" + "/".join(parts)
+
+
+AGENTJOBS = Resource(GROUP, VERSION, "agentjobs")
+AGENTTOOLS = Resource(GROUP, VERSION, "agenttools")
+CLUSTERAGENTTOOLS = Resource(GROUP, VERSION, "clusteragenttools", namespaced=False)
+JOBS = Resource("batch", "v1", "jobs")
+PODS = Resource("", "v1", "pods")
+EVENTS = Resource("", "v1", "events")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
+
+
+@dataclass(slots=True)
+class Access:
+    """Where the API server is and how to prove who we are."""
+
+    server: str
+    configuration: kubernetes.client.Configuration
+
+    @classmethod
+    def find(cls) -> Self:
+        """Find the cluster: KUBECONFIG or its default place, else the pod's service account.
+
+        :raises NoClusterError: if there is neither.
+        """
+        configuration = kubernetes.client.Configuration()
+        try:
+            kubernetes.config.load_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        except kubernetes.config.ConfigException as error:
+            raise NoClusterError(
+                f"no cluster found ({error}); set KUBECONFIG, or run in a pod with a service account"
+            ) from error
+        return cls(server=configuration.host.rstrip("/"), configuration=configuration)
+
+    def token(self) -> str | None:
+        """The bearer token of now; a service account's is read again when it was rotated."""
+        value = self.configuration.get_api_key_with_prefix("authorization")
+        return value.removeprefix("Bearer ").strip() if value else None
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Trust and client certificate."""
+        if not self.server.startswith("https"):
+            return None
+        context = ssl.create_default_context(cafile=self.configuration.ssl_ca_cert)
+        if not self.configuration.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.configuration.cert_file:
+            context.load_cert_chain(self.configuration.cert_file, self.configuration.key_file)
+        return context
+
+
+class Kube:
+    """A connection to one API server. Use as an async context manager."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=CONNECTIONS, ssl=self.access.tls() or True, keepalive_timeout=60
+            ),
+            timeout=aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session:
+            await self._session.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+        """Read one object.
+
+        :raises NotFoundError: it does not exist.
+        :raises UnavailableError: try again later.
+        """
+        return await self._json("GET", resource.path(namespace, name))
+
+    async def create(
+        self, resource: Resource, namespace: str, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Create an object; unknown fields are refused (fieldValidation=Strict).
+
+        :raises ConflictError: the name is taken.
+        :raises KubeError: refused for good.
+        :raises UnavailableError: try again later; it may have been created all the same.
+        """
+        params = {"fieldValidation": "Strict"}
+        return await self._json("POST", resource.path(namespace), body=body, params=params)
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any],
+        subresource: str = "",
+    ) -> dict[str, Any]:
+        """Apply a JSON merge patch (RFC 7386). With metadata.resourceVersion it is conditional.
+
+        :raises ConflictError: the object was changed since it was read.
+        :raises NotFoundError: it is gone.
+        """
+        path = resource.path(namespace, name, subresource)
+        return await self._json("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def replace(
+        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Replace an object as a whole, conditional on its metadata.resourceVersion."""
+        return await self._json("PUT", resource.path(namespace, name), body=body)
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with that uid, its dependents in the background; gone is fine too."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._json("DELETE", resource.path(namespace, name), body=body)
+        except (NotFoundError, ConflictError):
+            # Not there any more, or the name is another object's by now.
+            return
+
+    async def pages(
+        self, resource: Resource, namespace: str = "", params: Mapping[str, str] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """List consistently, in pages: every page is a List of the same resourceVersion."""
+        token = ""
+        while True:
+            query = {"limit": str(PAGE), **(params or {})}
+            if token:
+                query["continue"] = token
+            page = await self._json("GET", resource.path(namespace), params=query)
+            yield page
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return
+
+    async def last_line(self, namespace: str, pod: str, container: str) -> str:
+        """The last line that a container printed, however long; empty where there is none.
+
+        :raises KubeError: the log is not there any more.
+        """
+        params = {"container": container, "tailLines": "1", "limitBytes": str(ERROR_BODY_BYTES)}
+        raw = await self._raw("GET", PODS.path(namespace, pod, "log"), params=params)
+        lines = raw.decode("utf-8", "replace").splitlines()
+        return lines[-1] if lines else ""
+
+    async def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        value = orjson.loads(await self._raw(method, path, **request))
+        if not isinstance(value, dict):
+            raise UnavailableError(f"{method} {path}: the answer is no JSON object")
+        return value
+
+    async def _raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        if self._session is None:
+            raise RuntimeError("use Kube as an async context manager")
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        token = self.access.token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            async with self._session.request(
+                method,
+                self.access.server + path,
+                params=params,
+                data=orjson.dumps(body) if body is not None else None,
+                headers=headers,
+            ) as answer:
+                content = await answer.read()
+                if answer.status < HTTPStatus.BAD_REQUEST:
+                    return content
+                raise _error(answer.status, answer.headers, content, f"{method} {path}")
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
+
+
+def _error(code: int, headers: Mapping[str, str], content: bytes, what: str) -> AgentJobError:
+    try:
+        status = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        status = {"message": content[:200].decode("utf-8", "replace")}
+    if not isinstance(status, dict):
+        status = {"message": str(status)}
+    if code == HTTPStatus.NOT_FOUND:
+        return NotFoundError(code, status, what)
+    if code == HTTPStatus.CONFLICT:
+        return ConflictError(code, status, what)
+    retriable = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT}
+    if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in retriable:
+        message = f"{what}: {code} {status.get('message', '')}"
+        return UnavailableError(message, _retry_after(headers))
+    return KubeError(code, status, what)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else None

@@ -1,0 +1,61 @@
+"""Prometheus metrics: one object per fact, labels bounded by our own words."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """All metrics of one operator process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.leader = Gauge(
+            "agentjobs_leader", "1 while this process leads.", registry=self.registry
+        )
+        self.jobs = Gauge(
+            "agentjobs_jobs",
+            "AgentJobs by whether they are over.",
+            ["phase"],
+            registry=self.registry,
+        )
+        self.queue = Gauge(
+            "agentjobs_queue_length", "AgentJobs that wait for a pass.", registry=self.registry
+        )
+        self.passes = Counter(
+            "agentjobs_passes", "Passes by outcome.", ["outcome"], registry=self.registry
+        )
+        self.pass_seconds = Histogram(
+            "agentjobs_pass_seconds", "Seconds of a pass.", buckets=SECONDS, registry=self.registry
+        )
+        self.writes = Counter(
+            "agentjobs_writes", "Writes to the API server by what was done.", ["action"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.watch_events = Counter(
+            "agentjobs_watch_events", "Watch events by kind.", ["kind"], registry=self.registry
+        )
+        self.repaired = Counter(
+            "agentjobs_repaired", "Objects that only the periodic list showed.", ["kind"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.finished = Counter(
+            "agentjobs_finished", "Ends by state and cause.", ["state", "cause"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.start_seconds = Histogram(
+            "agentjobs_start_seconds", "From creation to the tool's start.", buckets=SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        self.end_seconds = Histogram(
+            "agentjobs_end_seconds", "From the tool's end to the terminal status.", buckets=SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        self.events_dropped = Counter(
+            "agentjobs_events_dropped", "Kubernetes Events that were not sent.",
+            registry=self.registry,
+        )  # fmt: skip
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,300 @@
+"""One pass over one AgentJob: gather, decide, write the status once, then do the rest (R-LEVEL)."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from agentjobs.api.agentjob import AgentJob, AgentJobStatus
+from agentjobs.api.names import FINALIZER
+from agentjobs.cache import Cache, Key, Record
+from agentjobs.domain.errors import AgentJobError
+from agentjobs.domain.mergepatch import merge_patch
+from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine
+from agentjobs.domain.plan import (
+    Action,
+    AddFinalizer,
+    CreateJob,
+    DeleteAgentJob,
+    DeleteJob,
+    ExpirePod,
+    Plan,
+    RemoveFinalizer,
+    SuspendJob,
+)
+from agentjobs.domain.reconcile import decide
+from agentjobs.domain.refusal import Refusal, refusal_in_events, refusal_of
+from agentjobs.kube import (
+    AGENTJOBS,
+    EVENTS,
+    JOBS,
+    PODS,
+    ConflictError,
+    Kube,
+    KubeError,
+    NotFoundError,
+)
+from agentjobs.metrics import Metrics
+from agentjobs.notices import Notices
+
+log = logging.getLogger(__name__)
+READS_PER_PASS = 3
+
+
+def utc_now() -> datetime:
+    """The clock of the shell; the core gets its value."""
+    return datetime.now(UTC)
+
+
+class Passes:
+    """Makes passes. What it remembers between them only saves requests, and may be lost."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        notices: Notices,
+        metrics: Metrics,
+        policy: Policy,
+        *,
+        fence: Callable[[], None],
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """Prepare.
+
+        :param fence: raises when this process may not write any more (R-CLAIM).
+        """
+        self._kube = kube
+        self._cache = cache
+        self._notices = notices
+        self._metrics = metrics
+        self._policy = policy
+        self._fence = fence
+        self._clock = clock
+        self._refusals: dict[str, tuple[datetime, Refusal | None]] = {}
+        self._children_seen: set[str] = set()
+        self._written_at: dict[str, datetime] = {}
+
+    async def run(self, key: Key) -> float | None:
+        """Make one pass; return after how many seconds another is wanted.
+
+        :raises AgentJobError: a call failed; the queue tries again with back-off.
+        """
+        record = self._cache.records.get(key)
+        if record is None:
+            return None
+        began = time.perf_counter()
+        outcome = "error"
+        try:
+            delay = await self._pass(key, record)
+            outcome = "ok"
+        except ConflictError:
+            outcome, delay = "conflict", 0.0
+            await self._read_again(key)
+        except AgentJobError as error:
+            log.warning(
+                "the pass over AgentJob %s/%s failed and is tried again: %s",
+                key.namespace, key.name, error,
+            )  # fmt: skip
+            raise
+        except Exception:
+            log.exception("the pass over AgentJob %s/%s broke", key.namespace, key.name)
+            raise
+        finally:
+            self._metrics.passes.labels(outcome).inc()
+            self._metrics.pass_seconds.observe(time.perf_counter() - began)
+        return delay
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of an AgentJob that is gone."""
+        self._refusals.pop(uid, None)
+        self._children_seen.discard(uid)
+        self._written_at.pop(uid, None)
+
+    async def _pass(self, key: Key, record: Record) -> float | None:
+        try:
+            job = record.parse()
+        except ValidationError as error:
+            # Stored before the CRD's schema was what it is now: nothing can be done with it.
+            log.error("AgentJob %s/%s cannot be read: %s", key.namespace, key.name, error)
+            return None
+        seen = self._gather(job)
+        plan = decide(seen)
+        for _ in range(READS_PER_PASS):
+            if plan.need is None:
+                break
+            seen = await self._read(seen, plan.need)
+            plan = decide(seen)
+        if plan.status:
+            await self._write_status(key, record, job, plan.status)
+        for note in plan.notes:
+            self._notices.post(job, note)
+        again = False
+        for action in plan.actions:
+            again |= await self._act(key, job, action)
+        self._tidy(key, job)
+        return 0.0 if again else self._delay(plan)
+
+    def _gather(self, job: AgentJob) -> Observed:
+        meta, status = job.metadata, job.status
+        child = self._cache.child(meta.namespace, status.job_name) if status.job_name else None
+        ours = child is not None and child.owner_uid == meta.uid
+        if ours:
+            self._children_seen.add(meta.uid)
+        attempt = status.attempts[-1] if status.attempts else None
+        job_uid = child.uid if child and ours else (attempt.job_uid if attempt else None)
+        now = self._clock()
+        looked_at, refusal = self._refusals.get(meta.uid, (None, None))
+        lately = timedelta(seconds=self._policy.refusal_recheck)
+        return Observed(
+            now=now,
+            job=job,
+            policy=self._policy,
+            tool=self._cache.tool_of(job),
+            child=child,
+            child_seen=meta.uid in self._children_seen,
+            pods=self._cache.pods(job_uid) if job_uid else (),
+            refusal=refusal,
+            refusal_known=looked_at is not None and now < looked_at + lately,
+            dependencies=self._cache.dependencies(job),
+            written_at=self._written_at.get(meta.uid),
+        )
+
+    async def _read(self, seen: Observed, need: Need) -> Observed:
+        namespace = seen.job.metadata.namespace
+        if isinstance(need, ReadLastLine):
+            try:
+                line = await self._kube.last_line(namespace, need.pod, need.container)
+            except KubeError as error:
+                log.info("the last line of pod %s/%s is lost: %s", namespace, need.pod, error)
+                line = ""
+            return replace(seen, last_line=line)
+        selector = f"involvedObject.uid={need.job_uid}"
+        events: list[dict[str, Any]] = []
+        async for page in self._kube.pages(EVENTS, namespace, {"fieldSelector": selector}):
+            events += page["items"]
+        refusal = refusal_in_events(events)
+        self._refusals[seen.job.metadata.uid] = (seen.now, refusal)
+        return replace(seen, refusal=refusal, refusal_known=True)
+
+    async def _write_status(
+        self, key: Key, record: Record, job: AgentJob, status: AgentJobStatus
+    ) -> None:
+        old = orjson.loads(record.body)["status"]
+        patch = merge_patch(old, status.to_json())
+        if not patch:
+            return
+        self._fence()
+        body = {"metadata": {"resourceVersion": job.metadata.resource_version}, "status": patch}
+        answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, body, "status")
+        self._metrics.writes.labels("status").inc()
+        self._cache.put_agentjob(answer)
+        self._written_at[job.metadata.uid] = self._clock()
+        self._measure(job, status)
+
+    async def _read_again(self, key: Key) -> None:
+        """Somebody else has written the AgentJob, or another program holds the Job's name."""
+        try:
+            self._cache.put_agentjob(await self._kube.get(AGENTJOBS, key.namespace, key.name))
+        except NotFoundError:
+            record = self._cache.records.get(key)
+            if record:
+                self._cache.drop_agentjob(key, record.uid)
+                self.forget(record.uid)
+
+    async def _act(self, key: Key, job: AgentJob, action: Action) -> bool:
+        """Do one thing; return whether the result should be looked at right away."""
+        self._fence()
+        self._metrics.writes.labels(type(action).__name__).inc()
+        match action:
+            case CreateJob():
+                return await self._create(key, job, action.body)
+            case SuspendJob():
+                await self._patch_child(key, action, {"spec": {"suspend": True}})
+            case DeleteJob():
+                await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
+            case ExpirePod():
+                body = {"metadata": {"uid": action.uid}, "spec": {"activeDeadlineSeconds": 1}}
+                try:
+                    await self._kube.patch(PODS, key.namespace, action.name, body)
+                except (NotFoundError, ConflictError):
+                    # The pod of that uid is gone; its end comes by the watch.
+                    return False
+            case AddFinalizer():
+                await self._finalizers(key, job, (*job.metadata.finalizers, FINALIZER))
+                return True
+            case RemoveFinalizer():
+                left = tuple(name for name in job.metadata.finalizers if name != FINALIZER)
+                await self._finalizers(key, job, left)
+            case DeleteAgentJob():
+                await self._kube.delete(AGENTJOBS, key.namespace, key.name, job.metadata.uid)
+        return False
+
+    async def _create(self, key: Key, job: AgentJob, body: dict[str, Any]) -> bool:
+        """Create a Job, or find out why not; the next pass decides what follows."""
+        name = body["metadata"]["name"]
+        try:
+            made = await self._kube.create(JOBS, key.namespace, body)
+        except ConflictError:
+            made = await self._kube.get(JOBS, key.namespace, name)
+            self._cache.put_job(made)
+            return True
+        except KubeError as error:
+            refusal = refusal_of(error.code, error.status)
+            if refusal is None:
+                raise
+            log.info("Job %s/%s was refused: %s", key.namespace, name, refusal.message)
+            self._refusals[job.metadata.uid] = (self._clock(), refusal)
+            return True
+        self._refusals.pop(job.metadata.uid, None)
+        self._cache.put_job(made)
+        self._children_seen.add(job.metadata.uid)
+        return False
+
+    async def _patch_child(self, key: Key, action: SuspendJob, patch: dict[str, Any]) -> None:
+        body = {"metadata": {"uid": action.uid}, **patch}
+        try:
+            answer = await self._kube.patch(JOBS, key.namespace, action.name, body)
+        except (NotFoundError, ConflictError):
+            # The Job of that uid is gone; its end comes by the watch.
+            return
+        self._cache.put_job(answer)
+
+    async def _finalizers(self, key: Key, job: AgentJob, names: tuple[str, ...]) -> None:
+        meta = {"resourceVersion": job.metadata.resource_version, "finalizers": list(names)}
+        try:
+            answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, {"metadata": meta})
+        except NotFoundError:
+            return
+        self._cache.put_agentjob(answer)
+
+    def _tidy(self, key: Key, job: AgentJob) -> None:
+        record = self._cache.records.get(key)
+        if record is None or not record.finished:
+            return
+        self._refusals.pop(job.metadata.uid, None)
+        self._cache.forget_dependent(job, key)
+        attempt = job.status.attempts[-1] if job.status.attempts else None
+        child = self._cache.child(key.namespace, attempt.job_name) if attempt else None
+        if child and child.owner_uid == job.metadata.uid:
+            self._cache.forget_pods(child.uid)
+
+    def _delay(self, plan: Plan) -> float | None:
+        if plan.requeue_at is None:
+            return None
+        return max((plan.requeue_at - self._clock()).total_seconds(), 0.0)
+
+    def _measure(self, job: AgentJob, status: AgentJobStatus) -> None:
+        now = self._clock()
+        if status.started_at and not job.status.started_at:
+            waited = status.started_at - job.metadata.creation_timestamp
+            self._metrics.start_seconds.observe(max(waited.total_seconds(), 0))
+        if status.finished_at and status.state:
+            cause = status.cause.code.value if status.cause else ""
+            self._metrics.finished.labels(status.state.value, cause).inc()
+            self._metrics.end_seconds.observe(max((now - status.finished_at).total_seconds(), 0))

@@ -1,0 +1,97 @@
+"""The operator's settings; the only reader of environment names."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+PREFIX = "AGENTJOBS_"
+
+
+class SettingsError(Exception):
+    """A setting has a value that cannot be used; the message names it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Durations in seconds, sizes in bytes."""
+
+    namespace: str = "agentjobs-system"
+    """Where the Lease lives."""
+    identity: str = ""
+    """Name of this process in the Lease."""
+    lease_name: str = "agentjobs-operator"
+    lease_seconds: int = 10
+    lease_renew_seconds: int = 7
+    lease_retry_seconds: int = 2
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces to serve; none: all."""
+    listen: str = "0.0.0.0"  # noqa: S104 - a pod serves its probes and metrics on its address
+    port: int = 9090
+    workers: int = 16
+    """Passes that may be under way at once."""
+    relist_seconds: int = 300
+    """How often everything is listed, to repair what watches missed."""
+    log_level: str = "INFO"
+    log_format: str = "json"
+    default_deadline_seconds: int = 3600
+    default_ttl_seconds: int = 86400
+    max_arguments_bytes: int = 16 * 1024
+    grace_ceiling_seconds: int = 120
+    linger_seconds: int = 30
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read AGENTJOBS_* variables.
+
+        :raises SettingsError: a value is no number, or no choice that exists.
+        """
+        get = _Reader(environment)
+        return cls(
+            namespace=get.text("NAMESPACE", cls.namespace),
+            identity=get.text("IDENTITY", socket.gethostname()),
+            lease_name=get.text("LEASE_NAME", cls.lease_name),
+            lease_seconds=get.number("LEASE_SECONDS", cls.lease_seconds),
+            lease_renew_seconds=get.number("LEASE_RENEW_SECONDS", cls.lease_renew_seconds),
+            lease_retry_seconds=get.number("LEASE_RETRY_SECONDS", cls.lease_retry_seconds),
+            watch_namespaces=tuple(get.text("WATCH_NAMESPACES", "").replace(",", " ").split()),
+            listen=get.text("LISTEN", cls.listen),
+            port=get.number("PORT", cls.port, least=0),
+            workers=get.number("WORKERS", cls.workers),
+            relist_seconds=get.number("RELIST_SECONDS", cls.relist_seconds),
+            log_level=get.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR"), "INFO"),
+            log_format=get.choice("LOG_FORMAT", ("json", "text"), "json"),
+            default_deadline_seconds=get.number(
+                "DEFAULT_DEADLINE_SECONDS", cls.default_deadline_seconds
+            ),
+            default_ttl_seconds=get.number("DEFAULT_TTL_SECONDS", cls.default_ttl_seconds, least=0),
+            max_arguments_bytes=get.number(
+                "MAX_ARGUMENTS_BYTES", cls.max_arguments_bytes, most=64 * 1024
+            ),
+            grace_ceiling_seconds=get.number("GRACE_CEILING_SECONDS", cls.grace_ceiling_seconds),
+            linger_seconds=get.number("LINGER_SECONDS", cls.linger_seconds),
+        )
+
+
+class _Reader:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def text(self, name: str, default: str) -> str:
+        return self._environment.get(PREFIX + name, "") or default
+
+    def number(self, name: str, default: int, *, least: int = 1, most: int = 2**31) -> int:
+        raw = self.text(name, str(default))
+        try:
+            value = int(raw)
+        except ValueError:
+            raise SettingsError(f"{PREFIX}{name}={raw!r}: a whole number is required") from None
+        if not least <= value <= most:
+            raise SettingsError(f"{PREFIX}{name}={value}: must be between {least} and {most}")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        value = self.text(name, default)
+        if value not in choices:
+            raise SettingsError(f"{PREFIX}{name}={value!r}: must be one of {', '.join(choices)}")
+        return value
