@@ -166,8 +166,9 @@ def scheduler(site: Site) -> list[str | Path]:
 USERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kube-controller-manager": ("system:kube-controller-manager", ()),
     "kube-scheduler": ("system:kube-scheduler", ()),
+    "kwok": ("kwok", ("system:masters",)),
 }
-"""The users that the API server's own RBAC rules are written for."""
+"""As which user each component writes: those of Kubernetes have their RBAC rules built in."""
 
 AUDIT_POLICY: dict[str, Any] = {
     "apiVersion": "audit.k8s.io/v1",

@@ -3,6 +3,7 @@
 The stages (what a pod goes through) are KWOK's own; only how long a Job's pod runs is ours.
 """
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,28 @@ MANAGED = {"kwok.x-k8s.io/node": "fake"}
 """The annotation of the nodes that KWOK looks after."""
 POD_SECONDS = "tests.agentjobs.dev/runs-for"
 """A pod's annotation: how long it runs on a fake node, as a Go duration such as `1.5s`."""
+EXIT_CODE = "tests.agentjobs.dev/exit-code"
+"""A pod's annotation: the exit code of its containers on a fake node, when it is not 0."""
+FAILED_STATUS = f"""
+{{{{ $now := Now }}}}
+{{{{ $code := index .metadata.annotations "{EXIT_CODE}" }}}}
+{{{{ $before := .status.containerStatuses }}}}
+phase: Failed
+containerStatuses:
+{{{{ range $index, $container := .spec.containers }}}}
+- name: {{{{ $container.name | Quote }}}}
+  image: {{{{ $container.image | Quote }}}}
+  ready: false
+  started: false
+  restartCount: 0
+  state:
+    terminated:
+      reason: Error
+      exitCode: {{{{ $code }}}}
+      startedAt: {{{{ (index $before $index).state.running.startedAt | Quote }}}}
+      finishedAt: {{{{ $now | Quote }}}}
+{{{{ end }}}}
+"""
 
 
 def command(configuration_file: Path, kubeconfig: Path) -> list[str | Path]:
@@ -49,7 +72,14 @@ def configuration(pod_seconds: float) -> str:
         "durationMilliseconds": round(pod_seconds * 1000),
         "durationFrom": {"jq": {"expression": f'.metadata.annotations["{POD_SECONDS}"]'}},
     }
-    return yaml.safe_dump_all([options, *stages, complete], sort_keys=False)
+    fail = copy.deepcopy(complete)
+    fail["metadata"]["name"] = "pod-fail"
+    fail["spec"]["next"]["statusTemplate"] = FAILED_STATUS
+    code = f'.metadata.annotations["{EXIT_CODE}"]'
+    for stage, operator in ((complete, "DoesNotExist"), (fail, "Exists")):
+        expressions = stage["spec"]["selector"]["matchExpressions"]
+        expressions.append({"key": code, "operator": operator})
+    return yaml.safe_dump_all([options, *stages, complete, fail], sort_keys=False)
 
 
 def node_list(names: Iterable[str]) -> dict[str, Any]:
