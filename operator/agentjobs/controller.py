@@ -128,7 +128,7 @@ def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
 
 
 def make_settings() -> kopf.OperatorSettings:
-    """Set kopf to watch and nothing else: no annotations, finalizers, Events or peering of its own."""
+    """Make kopf watch and do nothing else: no annotations, finalizers, Events or peering."""
     settings = kopf.OperatorSettings()
     settings.persistence.progress_storage = _NoProgress()
     settings.persistence.diffbase_storage = _NoDiff()

@@ -5,7 +5,6 @@ made by aiohttp on plain JSON, since every object here is either passed on as it
 parsed into a small view at once.
 """
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ class Access:
             )
         except kubernetes.config.ConfigException as error:
             raise NoClusterError(
-                f"no cluster found ({error}); set KUBECONFIG, or run in a pod with a service account"
+                f"no cluster found ({error}); set KUBECONFIG, or run in a pod"
             ) from error
         return cls(server=configuration.host.rstrip("/"), configuration=configuration)
 
@@ -261,7 +260,7 @@ class Kube:
                 if answer.status < HTTPStatus.BAD_REQUEST:
                     return content
                 raise _error(answer.status, answer.headers, content, f"{method} {path}")
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class LostLeadershipError(AgentJobError):
-    """This process does not lead any more and must not write."""
+    """The process does not lead any more and must not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Lease:
     async def acquire(self) -> None:
         """Wait until the Lease is ours."""
         log.info("waiting for Lease %s/%s", self._namespace, self._name)
-        while not await self._try():
+        while not await self._try():  # noqa: ASYNC110 - another process is waited for
             await asyncio.sleep(self._terms.retry * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
         log.info("leading as %s", self._identity)
 

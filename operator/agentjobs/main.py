@@ -12,8 +12,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
-
 from agentjobs import __version__
 from agentjobs.cache import Cache, Key
 from agentjobs.catalogue import Catalogue
@@ -68,7 +66,7 @@ async def run_operator(settings: Settings, access: Access) -> int:
         operator = Operator(settings, access, kube, cache, metrics, readiness)
         app = make_app(metrics, ready=lambda: readiness.reason, refresh=operator.refresh)
         try:
-            runner: web.AppRunner = await serve(app, settings.listen, settings.port)
+            runner = await serve(app, settings.listen, settings.port)
         except OSError as error:
             sys.stderr.write(
                 f"agentjobs: cannot listen on {settings.listen}:{settings.port} ({error}); "

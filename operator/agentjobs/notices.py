@@ -1,4 +1,4 @@
-"""Kubernetes Events about AgentJobs: sent beside the passes, at most once each, never waited for."""
+"""Kubernetes Events about AgentJobs: sent beside the passes, once each, never waited for."""
 
 import asyncio
 import hashlib

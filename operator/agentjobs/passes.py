@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus
 from agentjobs.api.names import FINALIZER
 from agentjobs.cache import Cache, Key, Record
+from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine
@@ -219,12 +220,7 @@ class Passes:
             case DeleteJob():
                 await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
             case ExpirePod():
-                body = {"metadata": {"uid": action.uid}, "spec": {"activeDeadlineSeconds": 1}}
-                try:
-                    await self._kube.patch(PODS, key.namespace, action.name, body)
-                except (NotFoundError, ConflictError):
-                    # The pod of that uid is gone; its end comes by the watch.
-                    return False
+                await self._expire(key, action)
             case AddFinalizer():
                 await self._finalizers(key, job, (*job.metadata.finalizers, FINALIZER))
                 return True
@@ -255,6 +251,14 @@ class Passes:
         self._cache.put_job(made)
         self._children_seen.add(job.metadata.uid)
         return False
+
+    async def _expire(self, key: Key, action: ExpirePod) -> None:
+        body = {"metadata": {"uid": action.uid}, "spec": {"activeDeadlineSeconds": EXPIRED}}
+        try:
+            await self._kube.patch(PODS, key.namespace, action.name, body)
+        except (NotFoundError, ConflictError):
+            # The pod of that uid is gone; its end comes by the watch.
+            return
 
     async def _patch_child(self, key: Key, action: SuspendJob, patch: dict[str, Any]) -> None:
         body = {"metadata": {"uid": action.uid}, **patch}

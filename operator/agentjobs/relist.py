@@ -1,4 +1,4 @@
-"""Consistent lists: at the start of a leadership, and now and then to repair what watches missed."""
+"""Consistent lists: when a leadership begins, and now and then to repair what watches missed."""
 
 import logging
 from collections.abc import Callable
@@ -39,30 +39,28 @@ class Relist:
 
         :raises AgentJobError: a list failed; what was taken in so far is right.
         """
-        await self._list(
-            CLUSTERAGENTTOOLS, lambda body: self._feed.tool(body), ToolKind.CLUSTER_AGENT_TOOL
-        )
-        await self._list(AGENTTOOLS, lambda body: self._feed.tool(body), ToolKind.AGENT_TOOL)
+        await self._list(CLUSTERAGENTTOOLS, self._feed.tool, ToolKind.CLUSTER_AGENT_TOOL)
+        await self._list(AGENTTOOLS, self._feed.tool, ToolKind.AGENT_TOOL)
         await self._pods()
         await self._jobs()
         await self._agentjobs()
 
     async def _pods(self) -> None:
-        seen, version = await self._list(PODS, lambda body: self._feed.pod(body))
+        seen, version = await self._list(PODS, self._feed.pod)
         for job_uid, pod, at in self._cache.live_pods():
             if pod.uid not in seen and at <= version:
                 self._missed("Pod", pod.name)
                 self._feed.wake(self._cache.lose_pod(job_uid, pod.uid))
 
     async def _jobs(self) -> None:
-        seen, version = await self._list(JOBS, lambda body: self._feed.job(body))
+        seen, version = await self._list(JOBS, self._feed.job)
         for name, job, at in self._cache.job_keys():
             if job.uid not in seen and at <= version:
                 self._missed("Job", job.name)
                 self._feed.wake(self._cache.lose_job(name))
 
     async def _agentjobs(self) -> None:
-        seen, version = await self._list(AGENTJOBS, lambda body: self._feed.agentjob(body))
+        seen, version = await self._list(AGENTJOBS, self._feed.agentjob)
         for key, uid, at in self._cache.agentjob_keys():
             if uid not in seen and at <= version:
                 self._missed("AgentJob", key.name)

@@ -97,10 +97,10 @@ class WorkQueue(Generic[K]):
                 self.add(key)
 
     def _backoff(self, key: K, error: Exception) -> float:
-        """Seconds until the next try: doubled at each failure, with jitter; at least Retry-After."""
+        """Seconds until the next try: doubled each time, with jitter; at least Retry-After."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(FIRST_BACKOFF * 2 ** min(count - 1, 16), LARGEST_BACKOFF)
-        asked = float(getattr(error, "retry_after", None) or 0.0)
+        delay: float = min(FIRST_BACKOFF * 2 ** min(count - 1, 16), LARGEST_BACKOFF)
+        asked: float = getattr(error, "retry_after", None) or 0.0
         return max(asked, delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
 
     async def _alarm(self) -> None:

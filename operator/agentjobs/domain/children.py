@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from agentjobs.api.names import API_VERSION, ANNOTATION_PLACEHOLDER, LABEL_QUEUE
+from agentjobs.api.names import ANNOTATION_PLACEHOLDER, API_VERSION, LABEL_QUEUE
 from agentjobs.domain.pods import controller_uid, parse_time
 
 
@@ -79,7 +79,7 @@ class JobView:
 
     @property
     def over(self) -> bool:
-        """Whether the Job controller has declared it over; then none of its pods is left running."""
+        """Whether the Job controller has declared it over, with none of its pods left running."""
         return self.complete or bool(self.failed_reason)
 
 

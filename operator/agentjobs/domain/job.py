@@ -172,10 +172,8 @@ def _grace(spec: dict[str, Any], policy: Policy) -> list[str]:
     if not isinstance(asked, int) or asked <= policy.grace_ceiling:
         return []
     spec["terminationGracePeriodSeconds"] = policy.grace_ceiling
-    return [
-        f"terminationGracePeriodSeconds {asked} was cut to the platform's ceiling, "
-        f"{policy.grace_ceiling}"
-    ]
+    ceiling = policy.grace_ceiling
+    return [f"terminationGracePeriodSeconds {asked} was cut to the platform's ceiling, {ceiling}"]
 
 
 def _tool_container(

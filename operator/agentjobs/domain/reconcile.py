@@ -17,7 +17,15 @@ from agentjobs.api.agentjob import (
     ResultSource,
     Waiting,
 )
-from agentjobs.api.names import FINALIZER, CauseCode, ConditionType, Evidence, Reason, State
+from agentjobs.api.names import (
+    CAUSE_MESSAGE_CHARACTERS,
+    FINALIZER,
+    CauseCode,
+    ConditionType,
+    Evidence,
+    Reason,
+    State,
+)
 from agentjobs.domain import status as st
 from agentjobs.domain.accept import Accepted, accept, deadline_of
 from agentjobs.domain.children import JobView
@@ -46,6 +54,7 @@ from agentjobs.domain.plan import (
 )
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import RefusalKind
+from agentjobs.domain.texts import cut, one_line
 from agentjobs.domain.verdict import Verdict, judge_job, judge_pod, never_ran, vanished
 from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
 
@@ -493,4 +502,4 @@ def _with(seen: Observed, status: AgentJobStatus) -> AgentJob:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 256 else text[:255] + "…"
+    return cut(one_line(text), CAUSE_MESSAGE_CHARACTERS)
