@@ -28,7 +28,7 @@ def step(text: str) -> Iterator[None]:
 
 def duration(seconds: float) -> str:
     """`4m52s`, `12s` or `0.8s`, whichever reads best."""
-    if seconds < 10:  # noqa: PLR2004 - below ten seconds the tenth matters
+    if seconds < 10:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -27,7 +27,7 @@ def run(command: Sequence[str], *, what: str, log: str, timeout: float = BUILD_T
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("w", encoding="utf-8") as file:
-            subprocess.run(  # noqa: S603
+            subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -162,7 +162,7 @@ def _store() -> Path:
 
 def _succeeds(command: Sequence[str], *, timeout: float) -> bool:
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
         )
     except (subprocess.TimeoutExpired, FileNotFoundError):

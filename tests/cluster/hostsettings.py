@@ -133,14 +133,14 @@ def _index_targets(*options: str) -> list[str]:
 def _apt(*arguments: str) -> str:
     command = ["apt-get", *arguments]
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except subprocess.CalledProcessError as error:
         raise ClusterError(f"`{' '.join(command)}` failed: {error.stderr.strip()}") from error
 
 
 def _apt_config() -> list[str]:
     command = ["apt-config", "dump"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()  # noqa: S603
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def _apt_credentials() -> str:
@@ -150,5 +150,5 @@ def _apt_credentials() -> str:
 
 def _pip_config() -> list[str]:
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.splitlines()  # no pip here: then there is nothing to follow

@@ -120,11 +120,10 @@ def debian_base(packages: Sequence[str]) -> str:
             "no registry can be reached and this machine is not Debian or Ubuntu: "
             "name a base with Python >= 3.11 in AGENTJOBS_BASE_IMAGE"
         )
-    digest = _hash(_debian_identity(packages))
-    reference = f"localhost/agentjobs-base:{digest}"
+    reference = _debian_reference(packages)
     if engine().has(reference):
         return reference
-    archive = cache_directory() / "images" / f"base-{digest}.tar"
+    archive = cache_directory() / "images" / f"base-{reference.rpartition(':')[2]}.tar"
     if not archive.exists():
         with step(f"base image: {release} with {' '.join(packages)}"):
             _bootstrap(release, packages, archive)
@@ -209,8 +208,10 @@ def _bases(dockerfile: Path) -> list[str]:
 
 
 def _choose(bases: Sequence[str]) -> str:
-    """Return the first base that can be had."""
+    """Return the first base that can be had; one that was made here earlier is kept to."""
     *wished, last = bases
+    if wished and engine().has(_debian_reference(BASE_PACKAGES)):
+        return last
     for base in wished:
         if engine().has(base):
             return base
@@ -224,6 +225,10 @@ def _choose(bases: Sequence[str]) -> str:
 
 def _debian_identity(packages: Sequence[str]) -> str:
     return f"debian:{debian_release()} {' '.join(sorted(packages))}"
+
+
+def _debian_reference(packages: Sequence[str]) -> str:
+    return f"localhost/agentjobs-base:{_hash(_debian_identity(packages))}"
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Keeper:
     """The writing end: processes told to `keep` are killed when this process ends."""
 
     def __init__(self) -> None:
-        self._child = subprocess.Popen(  # noqa: S603 - this very file
+        self._child = subprocess.Popen(
             [sys.executable, "-S", "-E", __file__],
             stdin=subprocess.PIPE,
             start_new_session=True,

@@ -63,7 +63,7 @@ class Processes:
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            child = subprocess.Popen(  # noqa: S603 - the arguments are built by this package
+            child = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -173,7 +173,7 @@ def run(
     """Run a command to its end and return what it wrote; its errors become ours."""
     words = [str(part) for part in command]
     try:
-        done = subprocess.run(  # noqa: S603 - the arguments are built by this package
+        done = subprocess.run(
             words, input=input_text, capture_output=True, text=True, timeout=timeout, check=False
         )
     except FileNotFoundError as error:

@@ -1,0 +1,7 @@
+"""`python -m tests.cluster`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
