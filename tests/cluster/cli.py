@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import programs
@@ -11,12 +11,14 @@ from .cluster import DEFAULT_NAME, Cluster
 from .console import say
 from .errors import ClusterError
 
+Run = Callable[[argparse.Namespace], None]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say; return the exit code, 1 when it cannot be done."""
     chosen = _parser().parse_args(arguments)
     try:
-        _run(chosen)
+        chosen.run(chosen)
     except ClusterError as error:
         say(f"error: {error}")
         return 1
@@ -26,31 +28,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(chosen: argparse.Namespace) -> None:
-    match chosen.command:
-        case "build":
-            control_plane = (*programs.CONTROL_PLANE, programs.KWOK)
-            ensure(control_plane if chosen.control_plane else programs.ALL)
-        case "binary":
-            sys.stdout.write(f"{binary(chosen.program)}\n")
-        case "up":
-            Cluster.up(chosen.name, chosen.nodes, chosen.network)
-            sys.stdout.write(Cluster.find(chosen.name).status())
-        case "down":
-            Cluster.find(chosen.name).down()
-        case "status":
-            sys.stdout.write(Cluster.find(chosen.name).status())
-        case "kubeconfig":
-            sys.stdout.write(_kubeconfig(Cluster.find(chosen.name)))
-        case "load-image":
-            cluster = Cluster.find(chosen.name)
-            for file in chosen.files:
-                cluster.load_image(file)
+def _build(chosen: argparse.Namespace) -> None:
+    control_plane = (*programs.CONTROL_PLANE, programs.KWOK)
+    ensure(control_plane if chosen.control_plane else programs.ALL)
 
 
-def _kubeconfig(cluster: Cluster) -> str:
+def _binary(chosen: argparse.Namespace) -> None:
+    sys.stdout.write(f"{binary(chosen.program)}\n")
+
+
+def _up(chosen: argparse.Namespace) -> None:
+    cluster = Cluster.up(chosen.name, chosen.nodes, chosen.network)
+    sys.stdout.write(cluster.status())
+
+
+def _down(chosen: argparse.Namespace) -> None:
+    Cluster.find(chosen.name).down()
+
+
+def _status(chosen: argparse.Namespace) -> None:
+    sys.stdout.write(Cluster.find(chosen.name).status())
+
+
+def _load_image(chosen: argparse.Namespace) -> None:
+    cluster = Cluster.find(chosen.name)
+    for file in chosen.files:
+        cluster.load_image(file)
+
+
+def _kubeconfig(chosen: argparse.Namespace) -> None:
+    cluster = Cluster.find(chosen.name)
     try:
-        return cluster.kubeconfig.read_text(encoding="utf-8")
+        sys.stdout.write(cluster.kubeconfig.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ClusterError(
             f"there is no {cluster.kubeconfig}: bring the cluster up first"
@@ -59,24 +68,28 @@ def _kubeconfig(cluster: Cluster) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="build every program that is not cached yet")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("--name", default=DEFAULT_NAME, help="the cluster (default: %(default)s)")
+
+    def add(name: str, run: Run, about: str, *, of_cluster: bool = True) -> argparse.ArgumentParser:
+        parents = [named] if of_cluster else []
+        command = commands.add_parser(name, parents=parents, help=about, description=about)
+        command.set_defaults(run=run)
+        return command
+
+    up = add("up", _up, "bring a cluster up")
+    up.add_argument("--nodes", type=int, default=1, help="how many nodes (default: 1)")
+    up.add_argument("--network", help="the /16 to use (default: one that is free)")
+    add("down", _down, "remove a cluster and everything of it")
+    add("status", _status, "what runs, and what to do next")
+    add("kubeconfig", _kubeconfig, "write the kubeconfig to standard output")
+    load = add("load-image", _load_image, "load image archives into every node")
+    load.add_argument("files", nargs="+", type=Path, metavar="FILE.tar")
+    build = add("build", _build, "build every program that is not cached yet", of_cluster=False)
     build.add_argument(
         "--control-plane", action="store_true", help="only what a control plane without nodes needs"
     )
-    path = commands.add_parser("binary", help="print the path of kubectl, helm, ...")
+    path = add("binary", _binary, "print the path of kubectl, helm, ...", of_cluster=False)
     path.add_argument("program")
-    named = argparse.ArgumentParser(add_help=False)
-    named.add_argument("--name", default=DEFAULT_NAME, help="the cluster (default: %(default)s)")
-    up = commands.add_parser("up", parents=[named], help="bring a cluster up")
-    up.add_argument("--nodes", type=int, default=1, help="how many nodes (default: 1)")
-    up.add_argument("--network", help="the /16 to use (default: one that is free)")
-    for command, help_text in (
-        ("down", "remove a cluster and everything of it"),
-        ("status", "what runs, and what to do next"),
-        ("kubeconfig", "write the kubeconfig to standard output"),
-    ):
-        commands.add_parser(command, parents=[named], help=help_text)
-    load = commands.add_parser("load-image", parents=[named], help="load image archives")
-    load.add_argument("files", nargs="+", type=Path, metavar="FILE.tar")
     return parser

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from .control import kubectl
 from .errors import ClusterError
 
@@ -23,6 +25,7 @@ class Cluster(ABC):
     kubeconfig: Path
     _kinds: ClassVar[dict[str, type["Cluster"]]] = {}
 
+    @override
     def __init_subclass__(cls, kind: str) -> None:
         """Make the subclass the one that `CLUSTER=kind` chooses."""
         Cluster._kinds[kind] = cls

@@ -53,9 +53,7 @@ class ControlPlane(Control):
         super().__init__(
             self._new_site(),
             Processes(self.directory),
-            Arguments(
-                tuple(apiserver_args), tuple(controller_manager_args), tuple(scheduler_args)
-            ),
+            Arguments(tuple(apiserver_args), tuple(controller_manager_args), tuple(scheduler_args)),
         )
         self._kwok = kwok
         self._scheduler = kwok if scheduler is None else scheduler

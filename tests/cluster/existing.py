@@ -3,6 +3,7 @@
 import os
 import shlex
 from pathlib import Path
+
 from typing_extensions import override
 
 from . import programs

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+
 from typing_extensions import override
 
 from . import programs

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
+
 from typing_extensions import override
 
 from . import images, manifests, network, programs, remains
@@ -97,7 +98,8 @@ class LocalCluster(Cluster, Control, kind="local"):
     @override
     def status(self) -> str:
         if self._load_plan() is None:
-            return f"there is no cluster {self.name}\nnext: python -m tests.cluster up\n"
+            up = f"python -m tests.cluster up --name {self.name}"
+            return f"there is no cluster {self.name}\nnext: {up}\n"
         ready = self.api.ready_nodes()
         rows = [("COMPONENT", "PID", "STATE")]
         rows += [
@@ -108,11 +110,12 @@ class LocalCluster(Cluster, Control, kind="local"):
             (node.name, "-", "Ready" if node.name in ready else "not Ready") for node in self.nodes
         ]
         table = "".join(f"{name:30}{pid:>8}  {state}\n" for name, pid, state in rows)
-        command = f"{Path(sys.executable).name} -m tests.cluster"
-        advice = (
-            f"export KUBECONFIG={self.kubeconfig}" if self.healthy() else f"{command} up  (repairs)"
+        repair = f"python -m tests.cluster up --name {self.name}  (it makes the cluster anew)"
+        advice = f"export KUBECONFIG={self.kubeconfig}" if self.healthy() else repair
+        return (
+            f"{table}kubeconfig: {self.kubeconfig}\n"
+            f"address of this machine for pods: {self.host_address}\nnext: {advice}\n"
         )
-        return f"{table}kubeconfig {self.kubeconfig}\nhost address {self.host_address}\nnext: {advice}\n"
 
     @property
     @override

@@ -211,7 +211,6 @@ class Node:
             "cgroupRoot": f"/{self.cgroup}",
             "failCgroupV1": False,
             "failSwapOn": False,
-            "localStorageCapacityIsolation": False,
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
             "podLogsDir": "/var/lib/pod-logs",
             "serializeImagePulls": False,

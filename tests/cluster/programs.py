@@ -37,9 +37,9 @@ class Program:
     def version(self) -> str:
         """The version that go.mod requires."""
         for line in (self.source / "go.mod").read_text(encoding="utf-8").splitlines():
-            match line.removeprefix("require ").split():
-                case [self.module, version, *_]:
-                    return version
+            words = line.removeprefix("require ").split()
+            if words[:1] == [self.module]:
+                return words[1]
         message = f"{self.source}/go.mod does not require {self.module}"
         raise LookupError(message)
 
@@ -70,9 +70,7 @@ KUBERNETES = Program(
     minutes=6,
     link=_KUBERNETES_VERSION,
 )
-ETCD = Program(
-    name="etcd", module="go.etcd.io/etcd/server/v3", packages={"etcd": ""}, minutes=0.5
-)
+ETCD = Program(name="etcd", module="go.etcd.io/etcd/server/v3", packages={"etcd": ""}, minutes=0.5)
 KWOK = Program(
     name="kwok",
     module="sigs.k8s.io/kwok",
