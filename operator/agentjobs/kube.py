@@ -5,12 +5,14 @@ made by aiohttp on plain JSON, since every object here is either passed on as it
 parsed into a small view at once.
 """
 
+import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 import kubernetes.client
@@ -81,6 +83,8 @@ CLUSTERAGENTTOOLS = Resource(GROUP, VERSION, "clusteragenttools", namespaced=Fal
 JOBS = Resource("batch", "v1", "jobs")
 PODS = Resource("", "v1", "pods")
 EVENTS = Resource("", "v1", "events")
+CONFIGMAPS = Resource("", "v1", "configmaps")
+SECRETS = Resource("", "v1", "secrets")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 
 
@@ -107,6 +111,14 @@ class Access:
                 f"no cluster found ({error}); set KUBECONFIG, or run in a pod"
             ) from error
         return cls(server=configuration.host.rstrip("/"), configuration=configuration)
+
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of the API server, as far as it is named by address."""
+        host = urlsplit(self.server).hostname or ""
+        try:
+            return (str(ipaddress.ip_address(host)),)
+        except ValueError:
+            return ()
 
     def token(self) -> str | None:
         """The bearer token of now; a service account's is read again when it was rotated."""

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus
 from agentjobs.api.names import FINALIZER
 from agentjobs.cache import Cache, Key, Record
+from agentjobs.dispatch import Dispatcher, Letter
+from agentjobs.domain.callbacks import event_body
 from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.mergepatch import merge_patch
@@ -23,6 +25,7 @@ from agentjobs.domain.plan import (
     CreateJob,
     DeleteAgentJob,
     DeleteJob,
+    Deliver,
     ExpirePod,
     Plan,
     RemoveFinalizer,
@@ -60,11 +63,11 @@ class Passes:
         kube: Kube,
         cache: Cache,
         notices: Notices,
+        dispatcher: Dispatcher[Key],
         metrics: Metrics,
         policy: Policy,
         *,
         fence: Callable[[], None],
-        clock: Callable[[], datetime] = utc_now,
     ) -> None:
         """Prepare.
 
@@ -73,10 +76,10 @@ class Passes:
         self._kube = kube
         self._cache = cache
         self._notices = notices
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._policy = policy
         self._fence = fence
-        self._clock = clock
         self._refusals: dict[str, tuple[datetime, Refusal | None]] = {}
         self._children_seen: set[str] = set()
         self._written_at: dict[str, datetime] = {}
@@ -133,6 +136,8 @@ class Passes:
             plan = decide(seen)
         if plan.status:
             await self._write_status(key, record, job, plan.status)
+            for event_id in seen.outcomes:
+                self._dispatcher.settle(event_id)
         for note in plan.notes:
             self._notices.post(job, note)
         again = False
@@ -149,9 +154,11 @@ class Passes:
             self._children_seen.add(meta.uid)
         attempt = status.attempts[-1] if status.attempts else None
         job_uid = child.uid if child and ours else (attempt.job_uid if attempt else None)
-        now = self._clock()
+        now = utc_now()
         looked_at, refusal = self._refusals.get(meta.uid, (None, None))
         lately = timedelta(seconds=self._policy.refusal_recheck)
+        owed = [each.id for each in status.callback.deliveries] if status.callback else []
+        outcomes = {each: self._dispatcher.outcome(each) for each in owed}
         return Observed(
             now=now,
             job=job,
@@ -163,6 +170,8 @@ class Passes:
             refusal=refusal,
             refusal_known=looked_at is not None and now < looked_at + lately,
             dependencies=self._cache.dependencies(job),
+            outcomes={each: found for each, found in outcomes.items() if found},
+            in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
             written_at=self._written_at.get(meta.uid),
         )
 
@@ -195,7 +204,7 @@ class Passes:
         answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, body, "status")
         self._metrics.writes.labels("status").inc()
         self._cache.put_agentjob(answer)
-        self._written_at[job.metadata.uid] = self._clock()
+        self._written_at[job.metadata.uid] = utc_now()
         self._measure(job, status)
 
     async def _read_again(self, key: Key) -> None:
@@ -221,12 +230,10 @@ class Passes:
                 await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
             case ExpirePod():
                 await self._expire(key, action)
-            case AddFinalizer():
-                await self._finalizers(key, job, (*job.metadata.finalizers, FINALIZER))
-                return True
-            case RemoveFinalizer():
-                left = tuple(name for name in job.metadata.finalizers if name != FINALIZER)
-                await self._finalizers(key, job, left)
+            case Deliver():
+                self._deliver(key, action)
+            case AddFinalizer() | RemoveFinalizer():
+                return await self._finalizers(key, job, held=isinstance(action, AddFinalizer))
             case DeleteAgentJob():
                 await self._kube.delete(AGENTJOBS, key.namespace, key.name, job.metadata.uid)
         return False
@@ -245,7 +252,7 @@ class Passes:
             if refusal is None:
                 raise
             log.info("Job %s/%s was refused: %s", key.namespace, name, refusal.message)
-            self._refusals[job.metadata.uid] = (self._clock(), refusal)
+            self._refusals[job.metadata.uid] = (utc_now(), refusal)
             return True
         self._refusals.pop(job.metadata.uid, None)
         self._cache.put_job(made)
@@ -269,13 +276,29 @@ class Passes:
             return
         self._cache.put_job(answer)
 
-    async def _finalizers(self, key: Key, job: AgentJob, names: tuple[str, ...]) -> None:
-        meta = {"resourceVersion": job.metadata.resource_version, "finalizers": list(names)}
+    def _deliver(self, key: Key, action: Deliver) -> None:
+        """Hand an event of the stored outbox to the dispatcher."""
+        record = self._cache.records.get(key)
+        job = record.parse() if record else None
+        if job is None or job.spec.callback is None or job.status.callback is None:
+            return
+        for owed in job.status.callback.deliveries:
+            if owed.id == action.event_id:
+                body = event_body(job, owed, self._policy.gateway_url)
+                letter = Letter(owed.id, key.namespace, job.spec.callback.url, body)
+                self._dispatcher.submit(key, letter)
+
+    async def _finalizers(self, key: Key, job: AgentJob, *, held: bool) -> bool:
+        """Hold the AgentJob, or let it go; return whether it is there to be looked at."""
+        names = [name for name in job.metadata.finalizers if name != FINALIZER]
+        names += [FINALIZER] if held else []
+        meta = {"resourceVersion": job.metadata.resource_version, "finalizers": names}
         try:
             answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, {"metadata": meta})
         except NotFoundError:
-            return
+            return False
         self._cache.put_agentjob(answer)
+        return held
 
     def _tidy(self, key: Key, job: AgentJob) -> None:
         record = self._cache.records.get(key)
@@ -291,10 +314,10 @@ class Passes:
     def _delay(self, plan: Plan) -> float | None:
         if plan.requeue_at is None:
             return None
-        return max((plan.requeue_at - self._clock()).total_seconds(), 0.0)
+        return max((plan.requeue_at - utc_now()).total_seconds(), 0.0)
 
     def _measure(self, job: AgentJob, status: AgentJobStatus) -> None:
-        now = self._clock()
+        now = utc_now()
         if status.started_at and not job.status.started_at:
             waited = status.started_at - job.metadata.creation_timestamp
             self._metrics.start_seconds.observe(max(waited.total_seconds(), 0))

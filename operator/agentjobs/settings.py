@@ -32,13 +32,19 @@ class Settings:
     """Passes that may be under way at once."""
     relist_seconds: int = 300
     """How often everything is listed, to repair what watches missed."""
-    log_level: str = "INFO"
+    log_level: str = "info"
     log_format: str = "json"
     default_deadline_seconds: int = 3600
     default_ttl_seconds: int = 86400
     max_arguments_bytes: int = 16 * 1024
     grace_ceiling_seconds: int = 120
     linger_seconds: int = 30
+    gateway_url: str = ""
+    """Where agents read results; part of events."""
+    callbacks_allow: str = ""
+    """Where events may be sent: a JSON list of {namespaces, hosts, cidrs, ports}. None: nowhere."""
+    callbacks_insecure_loopback: bool = False
+    """Events may go to loopback addresses. For tests on one machine only."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
@@ -59,7 +65,7 @@ class Settings:
             port=get.number("PORT", cls.port, least=0),
             workers=get.number("WORKERS", cls.workers),
             relist_seconds=get.number("RELIST_SECONDS", cls.relist_seconds),
-            log_level=get.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR"), "INFO"),
+            log_level=get.choice("LOG_LEVEL", ("debug", "info", "warning", "error"), "info"),
             log_format=get.choice("LOG_FORMAT", ("json", "text"), "json"),
             default_deadline_seconds=get.number(
                 "DEFAULT_DEADLINE_SECONDS", cls.default_deadline_seconds
@@ -69,6 +75,12 @@ class Settings:
                 "MAX_ARGUMENTS_BYTES", cls.max_arguments_bytes, most=64 * 1024
             ),
             grace_ceiling_seconds=get.number("GRACE_CEILING_SECONDS", cls.grace_ceiling_seconds),
+            gateway_url=get.text("GATEWAY_URL", ""),
+            callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
+            callbacks_insecure_loopback=get.choice(
+                "CALLBACKS_INSECURE_LOOPBACK", ("true", "false"), "false"
+            )
+            == "true",
             linger_seconds=get.number("LINGER_SECONDS", cls.linger_seconds),
         )
 
@@ -91,7 +103,7 @@ class _Reader:
         return value
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        value = self.text(name, default)
+        value = self.text(name, default).lower()
         if value not in choices:
             raise SettingsError(f"{PREFIX}{name}={value!r}: must be one of {', '.join(choices)}")
         return value

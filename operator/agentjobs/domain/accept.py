@@ -47,6 +47,9 @@ def accept(seen: Observed) -> Accepted:
 
     :raises InvalidSpecError: if this can never be run; the message names the field.
     """
+    if seen.job.spec.callback:
+        namespace = seen.job.metadata.namespace
+        seen.policy.destinations.check_url(namespace, seen.job.spec.callback.url)
     if seen.job.spec.tool_ref:
         return _from_tool(seen, seen.job.spec.tool_ref)
     template = read_template(seen.job.spec.template, namespace=seen.job.metadata.namespace)

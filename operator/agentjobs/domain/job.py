@@ -70,7 +70,8 @@ def desired_job(
         spec.pop(taken_over, None)
     spec["activeDeadlineSeconds"] = remaining + JOB_BACKSTOP_SECONDS
     spec["podReplacementPolicy"] = "Failed"
-    if "backoffLimit" not in spec and spec.get("backoffLimitPerIndex") is None:
+    # A null is an absent field to the API server, and its own default would be six repetitions.
+    if spec.get("backoffLimit") is None and spec.get("backoffLimitPerIndex") is None:
         spec["backoffLimit"] = 0
     labels = _kept(template, "labels") | _our_labels(job, accepted)
     if accepted.queue:
@@ -131,7 +132,7 @@ def _document(
 
 
 def _kept(owner: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Labels or annotations as given; what is no mapping is left for the API server to refuse."""
+    """Labels or annotations as given."""
     return dict((owner.get("metadata") or {}).get(field) or {})
 
 
@@ -158,10 +159,12 @@ def _pod(
     pod["metadata"] = {"labels": _kept(pod, "labels") | _our_labels(job, accepted)}
     if annotations:
         pod["metadata"]["annotations"] = annotations
-    spec.setdefault("restartPolicy", "Never")
+    if spec.get("restartPolicy") is None:
+        spec["restartPolicy"] = "Never"
     own = spec.get("activeDeadlineSeconds")
     backstop = max(remaining, 1) + POD_BACKSTOP_SECONDS
-    if not isinstance(own, int) or isinstance(own, bool) or own > backstop:
+    # What is no number stays, for the API server to refuse: it is not ours to repair.
+    if own is None or (isinstance(own, int) and own > backstop):
         spec["activeDeadlineSeconds"] = backstop
     _tool_container(spec, _kept(pod, "annotations"), job, accepted, attempt)
     return _grace(spec, policy) + list(accepted.warnings)
@@ -184,11 +187,10 @@ def _tool_container(
     attempt: int,
 ) -> None:
     """Give the tool's container, and no other, its environment and volume."""
-    containers = spec.get("containers")
-    name = tool_container(annotations, containers if isinstance(containers, list) else ())
-    container = next(
-        (c for c in containers or () if isinstance(c, dict) and c.get("name", "") == name), None
-    )
+    given = spec.get("containers")
+    containers = [c for c in given if isinstance(c, dict)] if isinstance(given, list) else []
+    name = tool_container(annotations, containers)
+    container = next((c for c in containers if c.get("name", "") == name), None)
     if container is None:
         return
     if accepted.default_resources and not container.get("resources"):

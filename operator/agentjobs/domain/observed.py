@@ -1,11 +1,14 @@
 """All that one pass has read, frozen, with the time of the reading."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.agenttool import AgentTool
+from agentjobs.domain.callbacks import Outcome
 from agentjobs.domain.children import JobView
+from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import Refusal
 
@@ -24,6 +27,10 @@ class Policy:
     """How long a Job may have no pod before its Events are asked why."""
     refusal_recheck: int = 10
     """How often a refused pod or Job is looked at again."""
+    destinations: Destinations = field(default_factory=Destinations)
+    """Where events may be sent."""
+    gateway_url: str = ""
+    """Where agents read results; part of events. Empty: events do not say."""
     mirror_interval: int = 10
     """Changes that nobody waits for are written at most this often."""
 
@@ -79,5 +86,9 @@ class Observed:
     dependencies: tuple[DependencySeen, ...] = ()
     last_line: str | None = None
     """Last line of the tool's log; None: not read yet; empty: there is none."""
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """Tries to deliver events that ended since the last status write, by event id."""
+    in_flight: frozenset[str] = frozenset()
+    """Events that are being tried."""
     written_at: datetime | None = None
     """When this process last wrote the status."""

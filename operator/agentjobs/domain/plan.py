@@ -41,6 +41,13 @@ class ExpirePod:
 
 
 @dataclass(frozen=True, slots=True)
+class Deliver:
+    """Try to deliver an event of the outbox."""
+
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class AddFinalizer:
     """Keep the AgentJob until its pod was ended honestly."""
 
@@ -56,7 +63,14 @@ class DeleteAgentJob:
 
 
 Action = (
-    CreateJob | SuspendJob | DeleteJob | ExpirePod | AddFinalizer | RemoveFinalizer | DeleteAgentJob
+    CreateJob
+    | SuspendJob
+    | DeleteJob
+    | ExpirePod
+    | Deliver
+    | AddFinalizer
+    | RemoveFinalizer
+    | DeleteAgentJob
 )
 
 

@@ -1,10 +1,12 @@
 """Resource quantities, as Kubernetes writes them."""
 
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 from typing import Any
 
 from agentjobs.domain.errors import InvalidSpecError
 
+NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?")
 SUFFIXES = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
@@ -37,7 +39,6 @@ def parse_quantity(value: Any) -> Decimal:
             break
     else:
         factor = Decimal(1)
-    try:
-        return Decimal(text) * factor
-    except InvalidOperation as error:
-        raise InvalidSpecError(f"{value!r} is not a quantity such as 500m, 4Gi or 2") from error
+    if not NUMBER.fullmatch(text):
+        raise InvalidSpecError(f"{value!r} is not a quantity such as 500m, 4Gi or 2")
+    return Decimal(text) * factor

@@ -87,14 +87,12 @@ def _metadata(owner: Mapping[str, Any], path: str, namespace: str) -> Mapping[st
             f"{path}.metadata.namespace: {meta['namespace']!r} is not the AgentJob's namespace"
         )
     for field in ("labels", "annotations"):
-        values = meta.get(field)
-        for key in values if isinstance(values, Mapping) else ():
+        for key in _mapping(meta.get(field) or {}, f"{path}.metadata.{field}"):
             if str(key).startswith(RESERVED_PREFIX):
                 raise InvalidSpecError(
                     f"{path}.metadata.{field}[{key}]: names under {RESERVED_PREFIX} are reserved"
                 )
-    labels = meta.get("labels")
-    return labels if isinstance(labels, Mapping) else {}
+    return meta.get("labels") or {}
 
 
 def _selector(spec: Mapping[str, Any], path: str) -> None:

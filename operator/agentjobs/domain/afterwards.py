@@ -1,0 +1,118 @@
+"""It is over: deliver what is owed, then let the job go when its time comes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from agentjobs.api.agentjob import (
+    Delivery,
+    DeliveryState,
+    Outbox,
+)
+from agentjobs.api.names import (
+    FINALIZER,
+    ConditionType,
+    Reason,
+)
+from agentjobs.domain import status as st
+from agentjobs.domain.callbacks import DELETION_PATIENCE, after, give_up, pending
+from agentjobs.domain.finish import owed_by
+from agentjobs.domain.mirror import (
+    stamped,
+    with_condition,
+)
+from agentjobs.domain.observed import Observed
+from agentjobs.domain.plan import (
+    DeleteAgentJob,
+    Deliver,
+    Note,
+    Plan,
+    RemoveFinalizer,
+)
+
+
+def after_end(seen: Observed) -> Plan:
+    """Nothing of the job runs any more: settle deliveries, try those due, keep to the TTL."""
+    deliveries = seen.job.status.callback.deliveries if seen.job.status.callback else ()
+    settled = tuple(_settled(seen, each) for each in deliveries)
+    if settled != deliveries:
+        return _write(seen, settled)
+    owed = owed_by(seen.job.status)
+    if seen.job.metadata.deletion_timestamp:
+        return _let_go(seen, owed)
+    if owed:
+        return _deliver(seen, owed)
+    expires_at = _expires_at(seen, deliveries)
+    if seen.now >= expires_at:
+        return Plan(actions=(DeleteAgentJob(),))
+    return Plan(requeue_at=expires_at)
+
+
+def _settled(seen: Observed, delivery: Delivery) -> Delivery:
+    """A delivery with the outcome of its last try, if one is there."""
+    outcome = seen.outcomes.get(delivery.id)
+    if outcome is None or delivery.state is not DeliveryState.PENDING:
+        return delivery
+    return after(delivery, outcome)
+
+
+def _write(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
+    """Record what became of deliveries."""
+    status = seen.job.status.model_copy(update={"callback": Outbox(deliveries=deliveries)})
+    lost = next((d for d in deliveries if d.state is DeliveryState.GIVEN_UP), None)
+    owed = pending(deliveries)
+    reason = Reason.DELIVERY_PENDING if owed else Reason.DELIVERED
+    status = with_condition(
+        seen,
+        status,
+        ConditionType.CALLBACK_DELIVERED,
+        Reason.DELIVERY_FAILED if lost else reason,
+        holds=not owed and not lost,
+        message=(lost or owed[0]).last_error or "" if lost or owed else "",
+    )
+    notes: tuple[Note, ...] = ()
+    if lost:
+        text = f"event {lost.id} was given up after {lost.attempts} tries: {lost.last_error}"
+        notes = (Note(Reason.DELIVERY_FAILED, text, warning=True),)
+    return Plan(status=st.fit(stamped(seen, status)), notes=notes, requeue_at=seen.now)
+
+
+def _deliver(seen: Observed, owed: Sequence[Delivery]) -> Plan:
+    idle = [each for each in owed if each.id not in seen.in_flight]
+    due = [each for each in idle if (each.next_attempt_at or seen.now) <= seen.now]
+    later = [each.next_attempt_at for each in idle if each not in due and each.next_attempt_at]
+    actions = tuple(Deliver(each.id) for each in due)
+    return Plan(actions=actions, requeue_at=min(later, default=None))
+
+
+def _let_go(seen: Observed, owed: Sequence[Delivery]) -> Plan:
+    """Let a deleted AgentJob go; its owed event gets a last, bounded chance."""
+    if FINALIZER not in seen.job.metadata.finalizers:
+        return Plan()
+    patience = (seen.job.status.finished_at or seen.now) + DELETION_PATIENCE
+    asked = seen.job.metadata.deletion_timestamp
+    patience = max(patience, asked + DELETION_PATIENCE) if asked else patience
+    if owed and seen.now < patience:
+        plan = _deliver(seen, owed)
+        wake = min(plan.requeue_at, patience) if plan.requeue_at else patience
+        return replace(plan, requeue_at=wake)
+    if owed:
+        why = "the AgentJob was deleted"
+        given_up = {each.id: give_up(each, why) for each in owed}
+        outbox = seen.job.status.callback
+        deliveries = outbox.deliveries if outbox else ()
+        return _write(seen, tuple(given_up.get(each.id, each) for each in deliveries))
+    return Plan(actions=(RemoveFinalizer(),))
+
+
+def _expires_at(seen: Observed, deliveries: Sequence[Delivery]) -> datetime:
+    """When a finished and delivered AgentJob is deleted (R-TTL)."""
+    effective = seen.job.status.effective
+    ttl = seen.job.spec.ttl_seconds_after_finished
+    if ttl is None and effective:
+        ttl = effective.ttl_seconds_after_finished
+    if ttl is None:
+        ttl = seen.policy.default_ttl
+    ended = [seen.job.status.finished_at or seen.now]
+    ended += [each.delivered_at for each in deliveries if each.delivered_at]
+    return max(ended) + timedelta(seconds=ttl)

@@ -1,0 +1,217 @@
+"""An attempt is claimed: make its Job, mirror it, end it, judge it."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from agentjobs.api.agentjob import (
+    AgentJobStatus,
+    Attempt,
+    Ending,
+)
+from agentjobs.api.names import (
+    CauseCode,
+    ConditionType,
+    Evidence,
+    Reason,
+    State,
+)
+from agentjobs.domain import status as st
+from agentjobs.domain.accept import accept
+from agentjobs.domain.children import JobView
+from agentjobs.domain.ending import (
+    can_expire,
+    end_pods,
+    ending_due,
+    expire,
+    is_over,
+    lingering_until,
+    pending_deadline,
+    started,
+)
+from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.finish import end, end_unstarted
+from agentjobs.domain.job import desired_job, placeholder_job
+from agentjobs.domain.mirror import counts, deadline, invalid, mirror, sentence, with_condition
+from agentjobs.domain.observed import Observed, ReadRefusals
+from agentjobs.domain.plan import (
+    CreateJob,
+    Plan,
+)
+from agentjobs.domain.pods import PodView
+from agentjobs.domain.refusal import RefusalKind
+from agentjobs.domain.verdict import Verdict, judge_job, judge_pod, never_ran, vanished
+from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
+
+MAX_POD_UIDS = 16
+
+
+def during(seen: Observed, attempt: Attempt) -> Plan:
+    """Decide for a job whose current attempt has claimed the name of a Job."""
+    child = seen.child
+    if child is None or child.owner_uid != seen.job.metadata.uid:
+        return _without_job(seen, attempt)
+    if is_over(seen, child):
+        ending = seen.job.status.ending or _unrecorded(seen, child)
+        return end(seen, _judge(seen, child, ending), ending)
+    due = ending_due(seen, deadline(seen))
+    status = _mirrored(seen, child, due)
+    if due:
+        return mirror(seen, status, actions=end_pods(seen, child), requeue_at=None)
+    if _wants_reason(seen, child) and not seen.refusal_known:
+        return Plan(need=ReadRefusals(child.uid))
+    linger = lingering_until(seen, child)
+    if linger and seen.now >= linger:
+        actions = tuple(expire(p) for p in seen.pods if not p.dead and can_expire(p))
+        return mirror(seen, status, actions=actions, requeue_at=deadline(seen))
+    times = (deadline(seen), pending_deadline(seen), linger, _next_look(seen, child))
+    return mirror(seen, status, requeue_at=min(t for t in times if t))
+
+
+def _unrecorded(seen: Observed, child: JobView) -> Ending | None:
+    """Why a placeholder was made, should the record of it be missing."""
+    return ending_due(seen, deadline(seen)) if child.placeholder else None
+
+
+def _without_job(seen: Observed, attempt: Attempt) -> Plan:
+    """Go on with a claimed attempt whose Job is not there, or is somebody else's."""
+    if seen.child is not None:
+        return _name_taken(seen, seen.child)
+    if attempt.job_uid or seen.child_seen or seen.job.status.started_at:
+        if any(not pod.dead for pod in seen.pods):
+            return Plan(requeue_at=deadline(seen))
+        ending = seen.job.status.ending
+        if ending is None:
+            verdict = vanished(attempt.job_name, seen.pods, ran=started(seen))
+            return end(seen, verdict, None)
+        return _vanished_while_ending(seen, ending)
+    if seen.refusal and seen.refusal.kind in {RefusalKind.INVALID, RefusalKind.DENIED}:
+        reason = hopeless(seen)
+        if reason:
+            ending = Ending(code=reason.code, message=sentence(reason.message), at=seen.now)
+            return end_unstarted(seen, ending)
+    due = ending_due(seen, deadline(seen))
+    if due:
+        # The claim may still be acted upon by a former leader; only a taken name prevents it.
+        status = seen.job.status.model_copy(update={"ending": due})
+        body = placeholder_job(seen.job, attempt.job_name)
+        return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
+    return _create_again(seen)
+
+
+def _vanished_while_ending(seen: Observed, ending: Ending) -> Plan:
+    """The Job that was being ended is gone: deleted by us because of its queue, or by others."""
+    pod = next((p for p in reversed(seen.pods) if p.started), None)
+    if pod is not None:
+        return end(seen, judge_pod(pod, ending, linger=seen.policy.linger), ending)
+    verdict = never_ran(ending)
+    if started(seen) and verdict.cause:
+        lost = verdict.cause.model_copy(update={"ran": True, "evidence": Evidence.LOST})
+        verdict = replace(verdict, cause=lost)
+    return end(seen, verdict, ending)
+
+
+def _name_taken(seen: Observed, other: JobView) -> Plan:
+    due = ending_due(seen, deadline(seen))
+    if due:
+        return end_unstarted(seen, due)
+    if other.owner == f"AgentJob {seen.job.metadata.name}":
+        message = f"waits for Job {other.name} of an earlier AgentJob of this name to go"
+        status = seen.job.status.model_copy(
+            update={"waiting": creating(other.name).model_copy(update={"message": message})}
+        )
+        return mirror(seen, status, requeue_at=deadline(seen))
+    owner = f"belongs to {other.owner}" if other.owner else "belongs to nobody"
+    message = f"Job {other.name} exists already and {owner}; delete it or choose another name"
+    return end_unstarted(
+        seen, Ending(code=CauseCode.INVALID_SPEC, message=sentence(message), at=seen.now)
+    )
+
+
+def _create_again(seen: Observed) -> Plan:
+    """Act on a claim whose Job was never seen. The name makes a second creation harmless."""
+    try:
+        accepted = accept(seen)
+    except InvalidSpecError as error:
+        status = seen.job.status.model_copy(update={"ending": invalid(seen, error)})
+        body = placeholder_job(seen.job, status.job_name or "")
+        return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
+    if seen.refusal:
+        status = seen.job.status.model_copy(update={"waiting": refused(seen.refusal)})
+        if seen.refusal.kind is RefusalKind.RIGHTS:
+            status = with_condition(
+                seen,
+                status,
+                ConditionType.STALLED,
+                Reason.OPERATOR_FORBIDDEN,
+                message=seen.refusal.message,
+            )
+    else:
+        status = seen.job.status
+    later = seen.now + timedelta(seconds=seen.policy.refusal_recheck)
+    if seen.refusal_known:
+        return mirror(seen, status, requeue_at=min(later, deadline(seen)))
+    accepted = replace(accepted, deadline_at=deadline(seen))
+    body, _ = desired_job(seen.job, accepted, attempt=1, now=seen.now, policy=seen.policy)
+    return mirror(seen, status, actions=(CreateJob(body),), requeue_at=later)
+
+
+def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
+    linger = seen.policy.linger
+    if ending and not started(seen):
+        return never_ran(ending)
+    began = [pod for pod in seen.pods if pod.started] or list(seen.pods)
+    if child.single and began:
+        return judge_pod(began[-1], ending, linger=linger)
+    if ending and not child.over:
+        return judge_pod(began[-1], ending, linger=linger) if began else never_ran(ending)
+    return judge_job(child, seen.pods, ending, linger=linger)
+
+
+def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
+    """The status of an attempt that is not over."""
+    pod = _pod_to_show(seen.pods)
+    running = any(p.running and p.started for p in seen.pods)
+    begun = seen.job.status.started_at or min(
+        (p.started_at for p in seen.pods if p.started_at), default=None
+    )
+    status = seen.job.status.model_copy(
+        update={
+            "deadline_at": deadline(seen),
+            "ending": due,
+            "job_name": child.name,
+            "pod_name": pod.name if pod else None,
+            "pod_phase": pod.phase if pod else None,
+            "pod_uids": tuple(p.uid for p in seen.pods if not p.dead)[:MAX_POD_UIDS] or None,
+            "pods": counts(child, seen.pods),
+            "started_at": begun,
+        }
+    )
+    status = st.with_attempt(status, job_uid=child.uid, started_at=begun)
+    state = st.live_state(status, running=running)
+    waiting = waiting_for(seen, child) if state is State.QUEUED else None
+    status = status.model_copy(update={"state": state, "waiting": waiting})
+    if begun:
+        status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
+    return status
+
+
+def _wants_reason(seen: Observed, child: JobView) -> bool:
+    """Whether a Job has had no pod for so long that its Events must say why."""
+    if seen.pods or child.suspended or child.created is None or child.completions == 0:
+        return False
+    return seen.now >= child.created + timedelta(seconds=seen.policy.pod_grace)
+
+
+def _next_look(seen: Observed, child: JobView) -> datetime | None:
+    if seen.pods or child.suspended or child.created is None:
+        return None
+    if _wants_reason(seen, child):
+        return seen.now + timedelta(seconds=seen.policy.refusal_recheck)
+    return child.created + timedelta(seconds=seen.policy.pod_grace)
+
+
+def _pod_to_show(pods: tuple[PodView, ...]) -> PodView | None:
+    """The pod to look at: the first that failed, else the newest that lives, else the newest."""
+    failed = next((pod for pod in pods if pod.phase == "Failed"), None)
+    alive = next((pod for pod in reversed(pods) if not pod.dead), None)
+    return failed or alive or (pods[-1] if pods else None)

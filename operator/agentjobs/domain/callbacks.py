@@ -1,0 +1,141 @@
+"""Events to the agent runtime: which are owed, what they say, when they are tried again.
+
+The outbox is part of the terminal status write, so what is owed survives any crash; an event is
+marked as delivered only after its receiver took it. At least once, the same id every time
+(R-EVENT, R-CALLBACK).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from agentjobs.api.agentjob import AgentJob, AgentJobStatus, Delivery, DeliveryState, Outbox
+from agentjobs.api.base import format_time
+from agentjobs.api.names import API_VERSION, SUMMARY_CHARACTERS, EventType, State
+from agentjobs.domain.texts import cut, one_line
+
+FIRST_RETRY_SECONDS = 5
+RETRY_FACTOR = 3
+LARGEST_RETRY_SECONDS = 6 * 3600
+RETRY_WINDOW = timedelta(hours=72)
+LARGEST_RETRY_AFTER = 3600.0
+DELETION_PATIENCE = timedelta(seconds=60)
+"""How long the deletion of an AgentJob waits for what is owed."""
+ERROR_CHARACTERS = 256
+JITTER = 0.2
+
+EVENT_OF_STATE = {
+    State.DONE: EventType.COMPLETED,
+    State.FAILED: EventType.COMPLETED,
+    State.CANCELLED: EventType.CANCELLED,
+    State.TIMED_OUT: EventType.TIMED_OUT,
+}
+
+
+class Reply(StrEnum):
+    """What became of one try."""
+
+    TAKEN = "taken"
+    """2xx."""
+    GONE = "gone"
+    """410: the receiver wants no more."""
+    FAILED = "failed"
+    """Anything else; tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one try to deliver an event."""
+
+    reply: Reply
+    at: datetime
+    error: str = ""
+    retry_after: float | None = None
+    """Seconds that the receiver asked for."""
+
+
+def outbox_of(job: AgentJob, status: AgentJobStatus, now: datetime) -> Outbox | None:
+    """What the runtime must be told of this end; None where it did not ask."""
+    callback = job.spec.callback
+    if callback is None or status.state is None or status.finished_at is None:
+        return None
+    kind = EVENT_OF_STATE[status.state]
+    if callback.events is not None and kind not in callback.events:
+        return None
+    delivery = Delivery(
+        id=f"evt_{job.metadata.uid}_{kind.value}",
+        type=kind,
+        time=status.finished_at,
+        next_attempt_at=now,
+    )
+    return Outbox(deliveries=(delivery,))
+
+
+def event_body(job: AgentJob, delivery: Delivery, gateway_url: str) -> bytes:
+    """The event as a structured CloudEvent 1.0.2, byte for byte the same on every try.
+
+    :param gateway_url: where results are read; empty: the event has no result_url.
+    """
+    meta, status = job.metadata, job.status
+    job_id = f"{meta.name}.{meta.namespace}"
+    words = status.summary or (status.cause.message if status.cause else "")
+    data: dict[str, Any] = {
+        "job_id": job_id,
+        "tool": job.spec.tool_ref.name if job.spec.tool_ref else None,
+        "status": status.state.value if status.state else None,
+        "summary": cut(one_line(words), SUMMARY_CHARACTERS),
+        "cause": status.cause.code.value if status.cause else None,
+    }
+    if gateway_url:
+        data["result_url"] = f"{gateway_url.rstrip('/')}/v1/jobs/{job_id}/result"
+    event = {
+        "specversion": "1.0",
+        "id": delivery.id,
+        "source": f"/apis/{API_VERSION}/namespaces/{meta.namespace}/agentjobs/{meta.name}",
+        "type": delivery.type.value,
+        "subject": job_id,
+        "time": format_time(delivery.time),
+        "datacontenttype": "application/json",
+        "data": data,
+    }
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def after(delivery: Delivery, outcome: Outcome) -> Delivery:
+    """The delivery after one more try."""
+    attempts = delivery.attempts + 1
+    tried = {"attempts": attempts, "next_attempt_at": None, "last_error": None}
+    if outcome.reply is Reply.TAKEN:
+        done = {"state": DeliveryState.DELIVERED, "delivered_at": outcome.at}
+        return delivery.model_copy(update=tried | done)
+    error = cut(one_line(outcome.error), ERROR_CHARACTERS)
+    next_at = outcome.at + timedelta(seconds=pause(delivery.id, attempts, outcome.retry_after))
+    if outcome.reply is Reply.GONE or next_at > delivery.time + RETRY_WINDOW:
+        given_up = {"state": DeliveryState.GIVEN_UP, "last_error": error}
+        return delivery.model_copy(update=tried | given_up)
+    return delivery.model_copy(update=tried | {"next_attempt_at": next_at, "last_error": error})
+
+
+def pause(event_id: str, attempts: int, retry_after: float | None) -> float:
+    """Seconds until the next try: growing, spread by the event's id, and no less than asked for."""
+    grown: int = FIRST_RETRY_SECONDS * RETRY_FACTOR ** min(attempts - 1, 20)
+    base = min(grown, LARGEST_RETRY_SECONDS)
+    spread = hashlib.sha256(f"{event_id}/{attempts}".encode()).digest()[0] / 255
+    asked = min(retry_after or 0.0, LARGEST_RETRY_AFTER)
+    return max(base * (1 - JITTER + 2 * JITTER * spread), asked)
+
+
+def pending(deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """What is still owed."""
+    return [delivery for delivery in deliveries if delivery.state is DeliveryState.PENDING]
+
+
+def give_up(delivery: Delivery, why: str) -> Delivery:
+    """Stop trying, for the record."""
+    return delivery.model_copy(
+        update={"state": DeliveryState.GIVEN_UP, "next_attempt_at": None, "last_error": why}
+    )

@@ -1,0 +1,92 @@
+"""Nothing is claimed yet: accept, wait at the gates, claim the first attempt (R-CLAIM)."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from agentjobs.api.agentjob import (
+    AgentJob,
+    AgentJobStatus,
+    Attempt,
+)
+from agentjobs.api.names import (
+    FINALIZER,
+    ConditionType,
+    Reason,
+    State,
+)
+from agentjobs.domain import status as st
+from agentjobs.domain.accept import Accepted, accept
+from agentjobs.domain.ending import (
+    ending_due,
+)
+from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.finish import end_unstarted
+from agentjobs.domain.gates import closed_gate
+from agentjobs.domain.job import desired_job
+from agentjobs.domain.mirror import earlier, invalid, mirror, stamped, with_condition
+from agentjobs.domain.observed import Observed
+from agentjobs.domain.plan import (
+    AddFinalizer,
+    CreateJob,
+    Note,
+    Plan,
+)
+from agentjobs.domain.waiting import creating
+
+
+def before_start(seen: Observed) -> Plan:
+    """Decide for a job of which nothing was ever created."""
+    if (
+        seen.job.metadata.deletion_timestamp is None
+        and FINALIZER not in seen.job.metadata.finalizers
+    ):
+        return Plan(actions=(AddFinalizer(),))
+    try:
+        accepted = accept(seen)
+    except InvalidSpecError as error:
+        # A job that was stopped before it was ever looked at is cancelled, valid or not.
+        asked = ending_due(seen, datetime.max.replace(tzinfo=seen.now.tzinfo))
+        return end_unstarted(seen, asked or invalid(seen, error))
+    due = ending_due(seen, accepted.deadline_at)
+    if due:
+        return end_unstarted(seen, due)
+    status = _accepted_status(seen, accepted)
+    closed = closed_gate(seen, accepted)
+    if closed and closed.ending:
+        return end_unstarted(replace(seen, job=_with(seen, status)), closed.ending)
+    if closed:
+        status = status.model_copy(update={"waiting": closed.waiting})
+        return mirror(seen, status, requeue_at=accepted.deadline_at)
+    return _claim(seen, accepted, status)
+
+
+def _accepted_status(seen: Observed, accepted: Accepted) -> AgentJobStatus:
+    status = seen.job.status.model_copy(
+        update={
+            "tool": accepted.tool,
+            "effective": accepted.effective,
+            "deadline_at": earlier(seen.job.status.deadline_at, accepted.deadline_at),
+            "state": State.QUEUED,
+        }
+    )
+    return with_condition(seen, status, ConditionType.ACCEPTED, Reason.ACCEPTED)
+
+
+def _claim(seen: Observed, accepted: Accepted, status: AgentJobStatus) -> Plan:
+    """Record the attempt and the name of its Job, then create it (R-CLAIM)."""
+    body, warnings = desired_job(seen.job, accepted, attempt=1, now=seen.now, policy=seen.policy)
+    name = body["metadata"]["name"]
+    status = status.model_copy(
+        update={
+            "attempts": (Attempt(number=1, job_name=name),),
+            "job_name": name,
+            "waiting": creating(name),
+            "warnings": warnings[:8] or None,
+        }
+    )
+    notes = tuple(Note(Reason.GRACE_PERIOD_CUT, text) for text in warnings if "Grace" in text)
+    return Plan(status=st.fit(stamped(seen, status)), actions=(CreateJob(body),), notes=notes)
+
+
+def _with(seen: Observed, status: AgentJobStatus) -> AgentJob:
+    return seen.job.model_copy(update={"status": status})

@@ -1,0 +1,170 @@
+"""The operator: one process that leads at a time, its parts and the order of their lives."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+from agentjobs.cache import Cache, Key
+from agentjobs.catalogue import Catalogue
+from agentjobs.controller import Feed, watch
+from agentjobs.dispatch import Dispatcher
+from agentjobs.domain.destinations import Destinations
+from agentjobs.domain.errors import AgentJobError
+from agentjobs.domain.observed import Policy
+from agentjobs.kube import Access, Kube
+from agentjobs.lease import Lease, LostLeadershipError, Terms
+from agentjobs.metrics import Metrics
+from agentjobs.notices import Notices
+from agentjobs.passes import Passes
+from agentjobs.relist import Relist
+from agentjobs.settings import Settings
+from agentjobs.signing import Signer
+from agentjobs.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 1.0
+
+
+class Operator:
+    """Waits for leadership, then leads until a signal comes or leadership is lost."""
+
+    def __init__(self, settings: Settings, access: Access, kube: Kube, metrics: Metrics) -> None:
+        self._settings = settings
+        self._access = access
+        self._kube = kube
+        self._metrics = metrics
+        self._cache = Cache()
+        self._lease = Lease(
+            kube,
+            settings.namespace,
+            settings.lease_name,
+            settings.identity,
+            Terms(
+                settings.lease_seconds, settings.lease_renew_seconds, settings.lease_retry_seconds
+            ),
+        )
+        self._catalogue = Catalogue(kube, self._cache, fence=self._lease.fence)
+        self._queue: WorkQueue[Key] = WorkQueue(self._handle, settings.workers)
+        self._passes: Passes | None = None
+        self._unready = "no contact with the API server yet"
+
+    def not_ready(self) -> str:
+        """Why the process is not ready; empty when it is. A follower that can take over is."""
+        return self._unready
+
+    def refresh(self) -> None:
+        """Bring the gauges up to date."""
+        records = self._cache.records.values()
+        finished = sum(record.finished for record in records)
+        self._metrics.jobs.labels("finished").set(finished)
+        self._metrics.jobs.labels("live").set(len(records) - finished)
+        self._metrics.queue.set(len(self._queue))
+        self._metrics.leader.set(self._lease.held)
+
+    async def run(self, signer: Signer, destinations: Destinations) -> int:
+        """Run until a signal comes (0), or until it must be started again (1)."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self._unready = ""
+        if not await _unless(stop, self._lease.acquire()):
+            return 0
+        dispatcher: Dispatcher[Key] = Dispatcher(signer, destinations, self._queue.add)
+        code = 0
+        try:
+            await self._lead(stop, dispatcher, destinations)
+        except* LostLeadershipError as lost:
+            log.error("%s; starting again as a follower", lost.exceptions[0])
+            code = 1
+        except* AgentJobError as error:
+            log.error("the operator cannot go on and starts again: %s", error.exceptions[0])
+            code = 1
+        finally:
+            await dispatcher.close()
+            await self._lease.release()
+        return code
+
+    async def _lead(
+        self, stop: asyncio.Event, dispatcher: Dispatcher[Key], destinations: Destinations
+    ) -> None:
+        self._unready = "the first list is not complete yet"
+        notices = Notices(self._kube, self._metrics, self._settings.identity)
+        self._passes = Passes(
+            self._kube,
+            self._cache,
+            notices,
+            dispatcher,
+            self._metrics,
+            self._policy(destinations),
+            fence=self._lease.fence,
+        )
+        namespaces = self._settings.watch_namespaces
+        feed = Feed(self._cache, self._queue, self._passes, self._metrics)
+        relist = Relist(self._kube, self._cache, feed, self._metrics, namespaces)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._lease.keep(), name="lease")]
+            await self._list_first(relist)
+            self._unready = ""
+            log.info("%d AgentJobs are known; passes begin", len(self._cache.records))
+            tasks += [
+                group.create_task(self._queue.run(), name="passes"),
+                group.create_task(notices.run(), name="notices"),
+                group.create_task(self._relist_now_and_then(relist), name="relist"),
+            ]
+            await watch(feed, self._access, namespaces=namespaces, stop=stop)
+            for task in tasks:
+                task.cancel()
+        log.info("ended")
+
+    def _policy(self, destinations: Destinations) -> Policy:
+        return Policy(
+            default_deadline=self._settings.default_deadline_seconds,
+            default_ttl=self._settings.default_ttl_seconds,
+            max_arguments=self._settings.max_arguments_bytes,
+            grace_ceiling=self._settings.grace_ceiling_seconds,
+            linger=self._settings.linger_seconds,
+            destinations=destinations,
+            gateway_url=self._settings.gateway_url,
+        )
+
+    async def _list_first(self, relist: Relist) -> None:
+        """Know everything before anything is decided."""
+        while True:
+            try:
+                await relist.run()
+            except AgentJobError as error:
+                log.warning("the first list failed and is tried again: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _relist_now_and_then(self, relist: Relist) -> None:
+        while True:
+            await asyncio.sleep(self._settings.relist_seconds)
+            try:
+                await relist.run()
+            except AgentJobError as error:
+                log.warning("the periodic list failed: %s", error)
+
+    async def _handle(self, key: Key) -> float | None:
+        if key.kind != "AgentJob":
+            return await self._catalogue.run(key)
+        return await self._passes.run(key) if self._passes else None
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do some work unless a signal comes first; return whether it was done."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
