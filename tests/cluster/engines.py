@@ -38,7 +38,7 @@ def run(command: Sequence[str], *, what: str, log: str, timeout: float = BUILD_T
     except FileNotFoundError as error:
         raise ClusterError(f"{what}: `{command[0]}` is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"{what} took more than {timeout:.0f} s and was ended; log: {path}") from error
+        raise ClusterError(f"{what} took more than {timeout:.0f} s; log: {path}") from error
     except subprocess.CalledProcessError as error:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         quoted = "".join(f"\n  {line}" for line in lines)

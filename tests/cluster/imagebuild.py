@@ -28,6 +28,14 @@ BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
 """What both Dockerfiles expect of a base that is made here."""
 LEFT_OUT = ("doc", "info", "locale", "man")
 """Folders of /usr/share that no container needs."""
+OF_THIS_MACHINE = (
+    "etc/apt/sources.list",
+    "etc/apt/sources.list.d/*",
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/hostname",
+    "etc/resolv.conf",
+)
+"""What is written into a new file system for this machine alone."""
 ARCHIVES_KEPT = 2
 """Older archives of the same image are removed."""
 DEFAULT_BASE = re.compile(r"^ARG BASE=(\S+)$", re.MULTILINE)
@@ -154,10 +162,7 @@ def _bootstrap(release: str, packages: Sequence[str], archive: Path) -> None:
             f"--include={','.join(packages)}",
             f"--aptopt={settings}",
             *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in LEFT_OUT),
-            # What was written for this machine alone does not go into the image.
-            '--customize-hook=rm -f "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/*'
-            ' "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/resolv.conf',
-            '--customize-hook=echo localhost > "$1"/etc/hostname',
+            *(f'--customize-hook=rm -f "$1"/{path}' for path in OF_THIS_MACHINE),
             release,
             str(partial),
             str(sources),

@@ -1,0 +1,1 @@
+"""The tools of the demo, as they run in their image. Standard library only."""
