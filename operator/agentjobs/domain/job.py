@@ -197,7 +197,7 @@ def _tool_container(
         container["resources"] = accepted.default_resources.to_json()
     own = container.get("env")
     if own is None or isinstance(own, list):
-        taken = {e.get("name") for e in own or () if isinstance(e, dict)}
+        taken = [e.get("name") for e in own or () if isinstance(e, dict)]
         ours = _environment(job, accepted, attempt)
         container["env"] = list(own or ()) + [
             {"name": key, "value": value} for key, value in ours.items() if key not in taken
