@@ -25,7 +25,10 @@ def cut_bytes(text: str, size: int) -> str:
     raw = text.encode("utf-8", "replace")
     if len(raw) <= size:
         return raw.decode()
-    return raw[: size - len(ELLIPSIS.encode())].decode("utf-8", "ignore") + ELLIPSIS
+    room = size - len(ELLIPSIS.encode())
+    if room < 0:
+        return raw[:size].decode("utf-8", "ignore")
+    return raw[:room].decode("utf-8", "ignore") + ELLIPSIS
 
 
 def _unsafe(character: str) -> bool:
