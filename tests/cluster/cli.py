@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     up = add("up", _up, "bring a cluster up")
-    up.add_argument("--nodes", type=int, default=1, help="how many nodes (default: 1)")
+    up.add_argument("--nodes", type=int, help="how many nodes (default: 1)")
     up.add_argument("--network", help="the /16 to use (default: one that is free)")
     add("down", _down, "remove a cluster and everything of it")
     add("status", _status, "what runs, and what to do next")

@@ -49,7 +49,7 @@ class Cluster(ABC):
     def up(
         cls,
         name: str = DEFAULT_NAME,
-        nodes: int = 1,
+        nodes: int | None = None,
         network: str | None = None,
         *,
         apiserver_args: Iterable[str] = (),
@@ -57,8 +57,9 @@ class Cluster(ABC):
     ) -> "Cluster":
         """Return the cluster called `name`, after bringing it up if it is not.
 
-        `network` is the /16 that it uses; by default one is found. More arguments go to the
-        components as they are; only the local cluster takes them.
+        It gets one node unless more are asked for. `network` is the /16 that it uses; by default
+        one is found. More arguments go to the components as they are; only the local cluster
+        takes them.
         """
         cluster = cls.find(name)
         cluster.start(nodes, network, tuple(apiserver_args), tuple(controller_manager_args))
@@ -67,7 +68,7 @@ class Cluster(ABC):
     @abstractmethod
     def start(
         self,
-        nodes: int,
+        nodes: int | None,
         network: str | None,
         apiserver_args: tuple[str, ...],
         controller_manager_args: tuple[str, ...],

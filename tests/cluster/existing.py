@@ -24,16 +24,18 @@ class ExistingCluster(Cluster, kind="existing"):
     @override
     def start(
         self,
-        nodes: int,
+        nodes: int | None,
         network: str | None,
         apiserver_args: tuple[str, ...],
         controller_manager_args: tuple[str, ...],
     ) -> None:
+        if not self.kubeconfig.is_file():
+            raise ClusterError(f"there is no {self.kubeconfig}: set KUBECONFIG to your cluster's")
         ensure([programs.KUBERNETES])
         self.kubectl("version", "--request-timeout=10s")
         ready = self.kubectl("get", "nodes", "--no-headers").count(" Ready")
-        if ready < nodes:
-            raise ClusterError(f"the cluster of {self.kubeconfig} has {ready} Ready nodes")
+        if ready < (nodes or 1):
+            raise ClusterError(f"the cluster of {self.kubeconfig} has {ready} Ready nodes, too few")
         say(f"using the cluster of {self.kubeconfig}")
 
     @override

@@ -27,7 +27,7 @@ class KindCluster(Cluster, kind="kind"):
     @override
     def start(
         self,
-        nodes: int,
+        nodes: int | None,
         network: str | None,
         apiserver_args: tuple[str, ...],
         controller_manager_args: tuple[str, ...],
@@ -40,7 +40,7 @@ class KindCluster(Cluster, kind="kind"):
         configuration = {
             "apiVersion": "kind.x-k8s.io/v1alpha4",
             "kind": "Cluster",
-            "nodes": [{"role": "control-plane"}, *[{"role": "worker"}] * (nodes - 1)],
+            "nodes": [{"role": "control-plane"}, *[{"role": "worker"}] * ((nodes or 1) - 1)],
         }
         self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         run(

@@ -27,6 +27,8 @@ from .processes import Processes
 
 MOST_NODES = 9
 NODES_TIMEOUT = 90.0
+PATIENCE = 30.0
+POLL_SECONDS = 0.2
 SPACE_TO_RUN = 4 << 30
 
 
@@ -51,15 +53,15 @@ class LocalCluster(Cluster, Control, kind="local"):
     @override
     def start(
         self,
-        nodes: int,
+        nodes: int | None,
         network: str | None,
         apiserver_args: tuple[str, ...],
         controller_manager_args: tuple[str, ...],
     ) -> None:
-        _check_machine(nodes)
+        _check_machine(nodes or 1)
         arguments = Arguments(apiserver_args, controller_manager_args)
         with lock(f"cluster-{self.name}"):
-            if self._load_plan() and self.healthy():
+            if self._load_plan() and self._recovers():
                 self._check_same(nodes, network, arguments)
                 say(f"the cluster {self.name} is up already")
                 return
@@ -70,7 +72,7 @@ class LocalCluster(Cluster, Control, kind="local"):
             ensure(programs.NODE)
             began = time.monotonic()
             try:
-                self._create(nodes, network, arguments)
+                self._create(nodes or 1, network, arguments)
             except BaseException:
                 # The logs say why; the next `up` removes the rest.
                 Processes(self.directory).stop_all()
@@ -144,9 +146,24 @@ class LocalCluster(Cluster, Control, kind="local"):
         return Control.kubectl(self, *arguments, input_text=input_text)
 
     def healthy(self) -> bool:
-        """Whether every process that was started still runs and every node is Ready."""
-        alive = all(process.alive for process in self._processes.all())
-        return alive and self.api.ready() and self._all_ready()
+        """Whether every process runs, the API server answers and every node is Ready."""
+        return self._complete() and self.api.ready() and self._all_ready()
+
+    def _complete(self) -> bool:
+        """Whether every process of the cluster runs."""
+        parts = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns"}
+        return self.pids.keys() >= parts.union(*(node.parts for node in self.nodes))
+
+    def _recovers(self) -> bool:
+        """Whether the cluster is healthy, or becomes so soon: under load it may be slow."""
+        deadline = time.monotonic() + PATIENCE
+        while self._complete():
+            if self.api.ready() and self._all_ready():
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return False
 
     def _create(self, nodes: int, wanted: str | None, arguments: Arguments) -> None:
         # Two clusters that start at once must not find the same network free.
@@ -218,12 +235,12 @@ class LocalCluster(Cluster, Control, kind="local"):
                 f"there is no cluster {self.name}: make one with `python -m tests.cluster up`"
             )
 
-    def _check_same(self, nodes: int, wanted: str | None, arguments: Arguments) -> None:
-        asked = Plan(wanted or self._plan.range, nodes, arguments)
-        if asked != self._plan:
+    def _check_same(self, nodes: int | None, wanted: str | None, arguments: Arguments) -> None:
+        plan = self._plan
+        if Plan(wanted or plan.range, nodes or plan.nodes, arguments) != plan:
             raise ClusterError(
-                f"the cluster {self.name} is up with other settings ({self._plan}): "
-                f"take it down first, or name another one"
+                f"the cluster {self.name} is up with other settings ({plan.nodes} nodes in "
+                f"{plan.range}, {plan.arguments}): take it down first, or choose another --name"
             )
 
     def _load_plan(self) -> Plan | None:

@@ -89,6 +89,12 @@ class Node:
         """Configuration and disk of the node."""
         return self.site.directory / self.name
 
+    @property
+    def parts(self) -> set[str]:
+        """The names of the node's processes."""
+        parts = ("namespace", "containerd", "kubelet", "kube-proxy")
+        return {f"{self.name}-{part}" for part in parts}
+
     def create(self) -> None:
         """Write the node's configuration and make its disk, its groups and its namespaces."""
         self.directory.mkdir(parents=True, exist_ok=True)
