@@ -5,7 +5,7 @@ finished records are then a few tens of megabytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,6 +14,7 @@ from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import API_VERSION, LABEL_JOB
 from agentjobs.domain.children import JobView
+from agentjobs.domain.nodes import NodeView
 from agentjobs.domain.observed import DependencySeen
 from agentjobs.domain.pods import PodView
 
@@ -66,6 +67,7 @@ class Cache:
         self._child_uids: dict[str, Key] = {}
         self._pods: dict[str, dict[str, tuple[int, PodView]]] = {}
         self._dependents: dict[Key, set[Key]] = {}
+        self.nodes: dict[str, NodeView] = {}
 
     # --- AgentJobs
 
@@ -188,6 +190,29 @@ class Cache:
         self._pods.pop(job_uid, None)
         self._child_uids.pop(job_uid, None)
 
+    # --- nodes
+
+    def put_node(self, body: Mapping[str, Any], *, gone: bool = False) -> tuple[Key, ...]:
+        """Keep a node; return the AgentJobs that its fate concerns."""
+        view = NodeView.from_json(body)
+        view = replace(view, gone=True) if gone else view
+        known = self.nodes.get(view.name)
+        self.nodes[view.name] = view
+        if known == view or (known is None and view.not_ready_since is None):
+            return ()
+        return tuple(self._keys_on(view.name))
+
+    def nodes_of(self, pods: Iterable[PodView]) -> dict[str, NodeView]:
+        """What is known of the nodes of some pods."""
+        return {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
+
+    def _keys_on(self, node: str) -> Iterator[Key]:
+        for job_uid, pods in self._pods.items():
+            if any(view.node == node and not view.dead for _, view in pods.values()):
+                key = self._key_of_job(job_uid)
+                if key:
+                    yield key
+
     # --- tools
 
     def put_tool(self, body: Mapping[str, Any]) -> Key:
@@ -245,6 +270,9 @@ class Cache:
         """Note that a pod is not listed any more; return its AgentJob's key."""
         version, view = self._pods[job_uid][uid]
         self._pods[job_uid][uid] = (version, view.as_gone())
+        return self._key_of_job(job_uid)
+
+    def _key_of_job(self, job_uid: str) -> Key | None:
         job = self._children.get(self._child_uids.get(job_uid, Key("", "", "Job")))
         return self._keys.get(job[1].owner_uid) if job else None
 

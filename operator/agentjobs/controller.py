@@ -85,6 +85,11 @@ class Feed:
         except ValidationError as error:
             log.error("%s %s/%s cannot be read: %s", key.kind, key.namespace, key.name, error)
 
+    def node(self, body: dict[str, Any], *, gone: bool = False) -> None:
+        """Take in a node."""
+        self._metrics.watch_events.labels("Node").inc()
+        self._wake(self._cache.put_node(body, gone=gone))
+
     def wake(self, key: Key | None) -> None:
         """Ask for a pass over an AgentJob that a list showed to have changed."""
         self._wake([key] if key else [])
@@ -123,6 +128,7 @@ def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
     on(GROUP, VERSION, "agenttools", id="agenttools", registry=registry)(take(feed.tool))
     on(GROUP, VERSION, "clusteragenttools", id="catools", registry=registry)(take(feed.tool))
     on("batch", "v1", "jobs", id="jobs", registry=registry)(take(feed.job))
+    on("", "v1", "nodes", id="nodes", registry=registry)(take(feed.node))
     on("", "v1", "pods", id="pods", registry=registry)(take(feed.pod))
     return registry
 

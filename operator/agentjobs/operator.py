@@ -126,6 +126,7 @@ class Operator:
             default_ttl=self._settings.default_ttl_seconds,
             max_arguments=self._settings.max_arguments_bytes,
             grace_ceiling=self._settings.grace_ceiling_seconds,
+            node_lost=self._settings.node_lost_seconds,
             linger=self._settings.linger_seconds,
             destinations=destinations,
             gateway_url=self._settings.gateway_url,

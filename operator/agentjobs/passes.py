@@ -18,6 +18,7 @@ from agentjobs.domain.callbacks import event_body
 from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.mergepatch import merge_patch
+from agentjobs.domain.nodes import lose_pods
 from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine
 from agentjobs.domain.plan import (
     Action,
@@ -157,6 +158,9 @@ class Passes:
         now = utc_now()
         looked_at, refusal = self._refusals.get(meta.uid, (None, None))
         lately = timedelta(seconds=self._policy.refusal_recheck)
+        pods = self._cache.pods(job_uid) if job_uid else ()
+        patience = timedelta(seconds=self._policy.node_lost)
+        pods, pods_lost_at = lose_pods(pods, self._cache.nodes_of(pods), now, patience)
         owed = [each.id for each in status.callback.deliveries] if status.callback else []
         outcomes = {each: self._dispatcher.outcome(each) for each in owed}
         return Observed(
@@ -166,7 +170,8 @@ class Passes:
             tool=self._cache.tool_of(job),
             child=child,
             child_seen=meta.uid in self._children_seen,
-            pods=self._cache.pods(job_uid) if job_uid else (),
+            pods=pods,
+            pods_lost_at=pods_lost_at,
             refusal=refusal,
             refusal_known=looked_at is not None and now < looked_at + lately,
             dependencies=self._cache.dependencies(job),

@@ -8,7 +8,16 @@ from agentjobs.api.agentjob import ToolKind
 from agentjobs.api.names import LABEL_JOB
 from agentjobs.cache import Cache
 from agentjobs.controller import Feed
-from agentjobs.kube import AGENTJOBS, AGENTTOOLS, CLUSTERAGENTTOOLS, JOBS, PODS, Kube, Resource
+from agentjobs.kube import (
+    AGENTJOBS,
+    AGENTTOOLS,
+    CLUSTERAGENTTOOLS,
+    JOBS,
+    NODES,
+    PODS,
+    Kube,
+    Resource,
+)
 from agentjobs.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -39,11 +48,19 @@ class Relist:
 
         :raises AgentJobError: a list failed; what was taken in so far is right.
         """
+        await self._nodes()
         await self._list(CLUSTERAGENTTOOLS, self._feed.tool, ToolKind.CLUSTER_AGENT_TOOL)
         await self._list(AGENTTOOLS, self._feed.tool, ToolKind.AGENT_TOOL)
         await self._pods()
         await self._jobs()
         await self._agentjobs()
+
+    async def _nodes(self) -> None:
+        seen, _ = await self._list(NODES, self._feed.node)
+        for node in list(self._cache.nodes.values()):
+            if node.uid not in seen and not node.gone:
+                self._missed("Node", node.name)
+                self._feed.node({"metadata": {"name": node.name, "uid": node.uid}}, gone=True)
 
     async def _pods(self) -> None:
         seen, version = await self._list(PODS, self._feed.pod)

@@ -38,6 +38,7 @@ class Settings:
     default_ttl_seconds: int = 86400
     max_arguments_bytes: int = 16 * 1024
     grace_ceiling_seconds: int = 120
+    node_lost_seconds: int = 300
     linger_seconds: int = 30
     gateway_url: str = ""
     """Where agents read results; part of events."""
@@ -75,6 +76,7 @@ class Settings:
                 "MAX_ARGUMENTS_BYTES", cls.max_arguments_bytes, most=64 * 1024
             ),
             grace_ceiling_seconds=get.number("GRACE_CEILING_SECONDS", cls.grace_ceiling_seconds),
+            node_lost_seconds=get.number("NODE_LOST_SECONDS", cls.node_lost_seconds),
             gateway_url=get.text("GATEWAY_URL", ""),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
             callbacks_insecure_loopback=get.choice(

@@ -56,14 +56,20 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
     due = ending_due(seen, deadline(seen))
     status = _mirrored(seen, child, due)
     if due:
-        return mirror(seen, status, actions=end_pods(seen, child), requeue_at=None)
+        return mirror(seen, status, actions=end_pods(seen, child), requeue_at=seen.pods_lost_at)
     if _wants_reason(seen, child) and not seen.refusal_known:
         return Plan(need=ReadRefusals(child.uid))
     linger = lingering_until(seen, child)
     if linger and seen.now >= linger:
         actions = tuple(expire(p) for p in seen.pods if not p.dead and can_expire(p))
         return mirror(seen, status, actions=actions, requeue_at=deadline(seen))
-    times = (deadline(seen), pending_deadline(seen), linger, _next_look(seen, child))
+    times = (
+        deadline(seen),
+        pending_deadline(seen),
+        linger,
+        seen.pods_lost_at,
+        _next_look(seen, child),
+    )
     return mirror(seen, status, requeue_at=min(t for t in times if t))
 
 

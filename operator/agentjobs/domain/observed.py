@@ -21,6 +21,8 @@ class Policy:
     default_ttl: int = 86400
     max_arguments: int = 16 * 1024
     grace_ceiling: int = 120
+    node_lost: int = 300
+    """How long a node must be silent until what ran on it is given up."""
     linger: int = 30
     """How long other containers may outlive the tool's."""
     pod_grace: int = 3
@@ -78,7 +80,9 @@ class Observed:
     child_seen: bool = False
     """A Job of ours with the claimed name was seen before, by this process."""
     pods: tuple[PodView, ...] = ()
-    """Pods of the child, those that are gone included, oldest first."""
+    """Pods of the child, those that are gone or lost included, oldest first."""
+    pods_lost_at: datetime | None = None
+    """When the next pod would be given up because its node is silent."""
     refusal: Refusal | None = None
     """How the API server refused the claimed Job, or the Job controller's pods."""
     refusal_known: bool = False

@@ -120,6 +120,8 @@ class PodView:
     index: str = ""
     gone: bool = False
     """It was deleted; this is what was last seen of it."""
+    lost: bool = False
+    """Its node is gone or silent for too long; this is what was last seen of it."""
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
@@ -163,7 +165,7 @@ class PodView:
     @property
     def dead(self) -> bool:
         """Whether nothing of it can run any more (R-DEAD)."""
-        return self.final or self.gone
+        return self.final or self.gone or self.lost
 
     @property
     def started(self) -> bool:

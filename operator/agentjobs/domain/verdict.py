@@ -54,7 +54,7 @@ def judge_pod(pod: PodView, ending: Ending | None, *, linger: int) -> Verdict:
     :param ending: why it was asked to go, if it was.
     :param linger: seconds after which containers that outlive the tool's are ended.
     """
-    end = pod.tool.end if pod.tool and not (pod.gone and pod.tool.running) else None
+    end = pod.tool.end if pod.tool and not pod.tool.running else None
     if end is not None and not end.never_started and finished_first(pod, end, ending, linger):
         return _own_end(pod, end)
     if ending is not None:
@@ -159,7 +159,10 @@ def _foreign_end(pod: PodView, end: ContainerEnd | None) -> Verdict:
     """Judge a pod that was ended neither by its tool nor by us, or whose tool never started."""
     finished_at = end.finished_at if end else None
     state = State.FAILED
-    if pod.disruption or pod.reason == "Evicted":
+    if pod.lost:
+        message = f"node {pod.node} of pod {pod.name} is lost; the tool may still run there"
+        cause = _cause(CauseCode.NODE_LOST, message, end, ran=pod.started, retryable=True)
+    elif pod.disruption or pod.reason == "Evicted":
         cause = _disrupted(pod, end)
     elif pod.reason == DEADLINE:
         message = f"pod {pod.name} was ended by its activeDeadlineSeconds"
