@@ -80,11 +80,12 @@ def _unrecorded(seen: Observed, child: JobView) -> Ending | None:
 
 def _without_job(seen: Observed, attempt: Attempt) -> Plan:
     """Go on with a claimed attempt whose Job is not there, or is somebody else's."""
-    if seen.child is not None:
+    began = attempt.job_uid or seen.child_seen or seen.job.status.started_at
+    if seen.child is not None and not began:
         return _name_taken(seen, seen.child)
-    if attempt.job_uid or seen.child_seen or seen.job.status.started_at:
+    if began:
         if any(not pod.dead for pod in seen.pods):
-            return Plan(requeue_at=deadline(seen))
+            return _outlived(seen)
         ending = seen.job.status.ending
         if ending is None:
             verdict = vanished(attempt.job_name, seen.pods, ran=started(seen))
@@ -102,6 +103,19 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
         body = placeholder_job(seen.job, attempt.job_name)
         return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
     return _create_again(seen)
+
+
+def _outlived(seen: Observed) -> Plan:
+    """Wait for pods that outlive their Job; a stop or a deadline ends them all the same."""
+    due = ending_due(seen, deadline(seen))
+    status = seen.job.status.model_copy(update={"ending": due})
+    if not due:
+        times = (deadline(seen), seen.pods_lost_at)
+        return mirror(seen, status, requeue_at=min(t for t in times if t))
+    state = st.live_state(status, running=False)
+    status = status.model_copy(update={"state": state, "waiting": None})
+    actions = tuple(expire(p) for p in seen.pods if not p.dead and can_expire(p))
+    return mirror(seen, status, actions=actions, requeue_at=seen.pods_lost_at)
 
 
 def _vanished_while_ending(seen: Observed, ending: Ending) -> Plan:
@@ -163,7 +177,7 @@ def _create_again(seen: Observed) -> Plan:
 
 def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
     linger = seen.policy.linger
-    if ending and not started(seen):
+    if ending and not started(seen) and not child.complete:
         return never_ran(ending)
     began = [pod for pod in seen.pods if pod.started] or list(seen.pods)
     if child.single and began:

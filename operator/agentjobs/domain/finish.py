@@ -56,9 +56,11 @@ def end(seen: Observed, verdict: Verdict, ending: Ending | None) -> Plan:
             **_last_pod(seen, pod),
         }
     )
+    child = seen.child
+    if child and child.owner_uid == seen.job.metadata.uid:
+        status = st.with_attempt(status, job_uid=child.uid)
     status = st.with_attempt(
         status,
-        job_uid=seen.child.uid if seen.child and seen.child.owner_uid else None,
         started_at=status.started_at,
         finished_at=verdict.finished_at,
         cause=cause.code if cause else None,
