@@ -1,6 +1,7 @@
 """The chart as tests see it: rendered documents, found by kind and name."""
 
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ SERVES_DEFAULTS = (
 )
 """What helm is told of a cluster that serves MutatingAdmissionPolicy."""
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The fast one where there is one: the definitions are long."""
+
 Document = dict[str, Any]
 
 
@@ -22,17 +26,22 @@ class RefusedError(Exception):
     """Helm did not render the chart; the message is helm's."""
 
 
-def render_text(helm: Path, *arguments: str, release: str = "agentjobs") -> str:
-    command = [str(helm), "template", release, str(CHART), "--namespace", NAMESPACE, *arguments]
+@lru_cache
+def render_text(
+    helm: Path, *arguments: str, release: str = "agentjobs", chart: Path = CHART
+) -> str:
+    command = [str(helm), "template", release, str(chart), "--namespace", NAMESPACE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RefusedError(done.stderr)
     return done.stdout
 
 
-def render(helm: Path, *arguments: str, release: str = "agentjobs") -> list[Document]:
-    text = render_text(helm, *arguments, release=release)
-    return [document for document in yaml.safe_load_all(text) if document]
+def render(
+    helm: Path, *arguments: str, release: str = "agentjobs", chart: Path = CHART
+) -> list[Document]:
+    text = render_text(helm, *arguments, release=release, chart=chart)
+    return [document for document in yaml.load_all(text, LOADER) if document]
 
 
 def only(documents: list[Document], kind: str, name: str = "") -> Document:
