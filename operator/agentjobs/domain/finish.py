@@ -109,7 +109,7 @@ def _with_outbox(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
 
 
 def _handed_in(seen: Observed, source: ResultSource, pod: PodView | None) -> str:
-    if pod is None or pod.tool is None or pod.tool.end is None:
+    if pod is None or pod.tool is None or pod.tool.end is None or not pod.started:
         return ""
     if source is ResultSource.LAST_LINE:
         return seen.last_line or ""

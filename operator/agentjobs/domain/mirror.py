@@ -13,6 +13,7 @@ from agentjobs.api.names import (
     CauseCode,
     ConditionType,
     Reason,
+    WaitingCode,
 )
 from agentjobs.domain import status as st
 from agentjobs.domain.accept import deadline_of
@@ -25,6 +26,10 @@ from agentjobs.domain.plan import (
 )
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.texts import cut, one_line
+
+BY_REQUEST = frozenset(
+    {WaitingCode.SUSPENDED, WaitingCode.DEPENDENCY, WaitingCode.SLOT, WaitingCode.KUEUE}
+)
 
 
 def mirror(
@@ -58,7 +63,10 @@ def _notes(old: AgentJobStatus, new: AgentJobStatus) -> tuple[Note, ...]:
 
 
 def _ordinary(waiting: Waiting) -> bool:
-    return waiting.code == "creating" and "starting" in waiting.message
+    """Whether it waits for what it was told to wait for, or simply starts."""
+    if waiting.code is WaitingCode.CREATING:
+        return "starting" in waiting.message
+    return waiting.code in BY_REQUEST
 
 
 def stamped(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:

@@ -9,6 +9,8 @@ from agentjobs.api.names import ANNOTATION_COMPLETION_INDEX, ANNOTATION_DEFAULT_
 
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 """What the kubelet writes as start of a container that could not be started."""
+STATUS_UNKNOWN = "ContainerStatusUnknown"
+"""The kubelet's stand-in for an end that it did not see; its exit code is made up."""
 START_FAILURES = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
 
 
@@ -46,6 +48,11 @@ class ContainerEnd:
         """Whether the runtime failed to start the process at all."""
         return self.reason in START_FAILURES
 
+    @property
+    def seen(self) -> bool:
+        """Whether it is the end of a process that ran, as somebody saw it."""
+        return not self.never_started and self.reason != STATUS_UNKNOWN
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
@@ -81,8 +88,8 @@ class ContainerView:
 
     @property
     def started(self) -> bool:
-        """Whether its process ever ran."""
-        return self.running or (self.end is not None and not self.end.never_started)
+        """Whether its process was ever seen to run."""
+        return self.running or (self.end is not None and self.end.seen)
 
     @property
     def started_at(self) -> datetime | None:

@@ -14,8 +14,6 @@ SIGNAL_BASE = 128
 SIGKILL_EXIT = 137
 MAX_SIGNAL = 64
 OOM_KILLED = "OOMKilled"
-STATUS_UNKNOWN = "ContainerStatusUnknown"
-"""The kubelet's stand-in for an end that it did not see; its exit code is made up."""
 DEADLINE = "DeadlineExceeded"
 """Reason of a pod whose activeDeadlineSeconds passed: the template's, our backstop, or our stop."""
 
@@ -55,7 +53,7 @@ def judge_pod(pod: PodView, ending: Ending | None, *, linger: int) -> Verdict:
     :param linger: seconds after which containers that outlive the tool's are ended.
     """
     end = pod.tool.end if pod.tool and not pod.tool.running else None
-    if end is not None and not end.never_started and finished_first(pod, end, ending, linger):
+    if end is not None and end.seen and finished_first(pod, end, ending, linger):
         return _own_end(pod, end)
     if ending is not None:
         return _asked_end(pod, end, ending)
@@ -179,7 +177,7 @@ def _foreign_end(pod: PodView, end: ContainerEnd | None) -> Verdict:
         cause = _cause(CauseCode.DELETED_EXTERNALLY, message, end, ran=pod.started)
     else:
         cause = _without_tool(pod)
-    if end is None and cause.ran:
+    if cause.ran and not (end and end.seen):
         cause = cause.model_copy(update={"evidence": Evidence.LOST})
     return Verdict(state, cause, finished_at, pod)
 
@@ -190,7 +188,8 @@ def _disrupted(pod: PodView, end: ContainerEnd | None) -> Cause:
     message = f"pod {pod.name} was {code.value.replace('_', ' ')}: {words}"
     # An eviction for a limit that the tool broke itself is no disruption: it would break it again.
     # Without a container status nobody can say that the tool had not begun.
-    ran = pod.started or (pod.tool is None and bool(pod.node))
+    unknown = (pod.tool is None and bool(pod.node)) or (end is not None and not end.seen)
+    ran = pod.started or (unknown and not (end and end.never_started))
     return _cause(code, message, end, ran=ran, retryable=bool(pod.disruption))
 
 
@@ -225,8 +224,7 @@ def _cause(
     ran: bool,
     retryable: bool = False,
 ) -> Cause:
-    seen = end is not None and not end.never_started and end.reason != STATUS_UNKNOWN
-    exit_code = end.exit_code if end and seen else None
+    exit_code = end.exit_code if end and end.seen else None
     signal = exit_code - SIGNAL_BASE if exit_code is not None else 0
     return Cause(
         code=code,
