@@ -16,6 +16,7 @@ from agentjobs.domain.texts import cut, one_line
 MAX_EXACT_INTEGER = 2**53
 """Beyond it, JSON readers that use binary64 change the number (RFC 8259 section 6)."""
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*\Z")
+WARNING_CHARACTERS = 256
 RESERVED_ARGUMENT = "idempotency_key"
 """Name that the catalogue adds to every tool's schema."""
 
@@ -62,7 +63,7 @@ def fill_defaults(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 def faults_of(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Fault]:
     """List every place where arguments break the schema, or hold a number that JSON cannot keep."""
     found = [
-        Fault(_pointer(error.instance_path), str(error.schema_path[-1]), _message(error))
+        Fault(_pointer(error.instance_path), _keyword(error), _message(error))
         for error in _validator(_canonical(schema)).iter_errors(dict(arguments))
     ]
     found += [
@@ -97,7 +98,8 @@ def environment(arguments: Mapping[str, Any]) -> tuple[dict[str, str], list[str]
     for variable, names in named.items():
         if len(names) > 1:
             listed = " and ".join(sorted(names))
-            warnings.append(f"arguments {listed} have no variable: both would be {variable}")
+            warning = f"arguments {listed} have no variable: both would be {variable}"
+            warnings.append(cut(warning, WARNING_CHARACTERS))
             continue
         text = _scalar(arguments[names[0]])
         if text is not None and "\0" not in text:
@@ -142,6 +144,13 @@ def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
 
 def _pointer(path: list[str | int]) -> str:
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def _keyword(error: jsonschema_rs.ValidationError) -> str:
+    """The keyword that fails at the pointer: for a bad name it is the one about names."""
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.PropertyNames):
+        return "propertyNames"
+    return str(error.schema_path[-1])
 
 
 def _message(error: jsonschema_rs.ValidationError) -> str:
