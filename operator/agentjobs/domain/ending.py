@@ -1,5 +1,6 @@
 """Why an attempt must end, how its pods are asked to go, and when they are proven dead."""
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from agentjobs.api.agentjob import Ending, Waiting
@@ -19,19 +20,26 @@ def ending_due(seen: Observed, deadline_at: datetime) -> Ending | None:
     """Why the job must end now, if it must. The first reason that was recorded stays."""
     if seen.job.status.ending:
         return seen.job.status.ending
-    asked = _asked(seen)
-    if asked and not _deadline_came_first(seen, deadline_at):
-        return _ending(seen, CauseCode.DECLINED if _declined(seen) else CauseCode.STOPPED, asked)
-    waiting = _waiting(seen)
-    if seen.now >= deadline_at:
-        text = "the deadline passed" + (f" while waiting: {waiting.message}" if waiting else "")
-        return _ending(seen, CauseCode.DEADLINE_EXCEEDED, text)
-    pending_at = pending_deadline(seen)
-    if pending_at and seen.now >= pending_at:
-        text = "no container started in time" + (f": {waiting.message}" if waiting else "")
-        return _ending(seen, CauseCode.PENDING_DEADLINE_EXCEEDED, text)
+    due = [(moment, ending) for moment, ending in _due(seen, deadline_at) if moment <= seen.now]
+    if due:
+        return min(due, key=lambda each: each[0])[1]
     reason = hopeless(seen)
     return _ending(seen, reason.code, reason.message) if reason else None
+
+
+def _due(seen: Observed, deadline_at: datetime) -> Iterator[tuple[datetime, Ending]]:
+    """All that would end the job, with its moment; of equal moments the first counts."""
+    asked = _asked(seen)
+    if asked:
+        code = CauseCode.DECLINED if _declined(seen) else CauseCode.STOPPED
+        yield _asked_at(seen), _ending(seen, code, asked)
+    waiting = _waiting(seen)
+    text = "the deadline passed" + (f" while waiting: {waiting.message}" if waiting else "")
+    yield deadline_at, _ending(seen, CauseCode.DEADLINE_EXCEEDED, text)
+    pending_at = pending_deadline(seen)
+    if pending_at:
+        text = "no container started in time" + (f": {waiting.message}" if waiting else "")
+        yield pending_at, _ending(seen, CauseCode.PENDING_DEADLINE_EXCEEDED, text)
 
 
 def pending_deadline(seen: Observed) -> datetime | None:
@@ -108,13 +116,11 @@ def _declined(seen: Observed) -> bool:
     return bool(seen.job.spec.stop and seen.job.spec.stop.declined)
 
 
-def _deadline_came_first(seen: Observed, deadline_at: datetime) -> bool:
-    """Whether both are due, unrecorded, and the deadline passed before the stop was asked for."""
-    if seen.now < deadline_at:
-        return False
+def _asked_at(seen: Observed) -> datetime:
+    """When the end was asked for, as far as that is told; never later than it was seen."""
     stop = seen.job.spec.stop
-    asked_at = stop.at if stop else seen.job.metadata.deletion_timestamp
-    return asked_at is not None and asked_at > deadline_at
+    told = stop.at if stop else seen.job.metadata.deletion_timestamp
+    return min(told or seen.job.metadata.creation_timestamp, seen.now)
 
 
 def _waiting(seen: Observed) -> Waiting | None:
