@@ -119,6 +119,8 @@ class PodView:
     disruption: str = ""
     """Reason of a true DisruptionTarget condition."""
     disruption_message: str = ""
+    disrupted_at: datetime | None = None
+    """Since when that condition is true."""
     tool_name: str = ""
     tool: ContainerView | None = None
     others: tuple[ContainerView, ...] = ()
@@ -154,6 +156,7 @@ class PodView:
             unschedulable=unschedulable(conditions.get("PodScheduled") or {}),
             disruption=(disruption.get("reason") or "Unknown") if disrupted else "",
             disruption_message=(disruption.get("message") or "") if disrupted else "",
+            disrupted_at=parse_time(disruption.get("lastTransitionTime")) if disrupted else None,
             tool_name=tool_name,
             tool=next((c for c in containers if c.name == tool_name), None),
             others=tuple(c for c in containers if c.name != tool_name),

@@ -52,7 +52,9 @@ def judge_pod(pod: PodView, ending: Ending | None, *, linger: int) -> Verdict:
     :param ending: why it was asked to go, if it was.
     :param linger: seconds after which containers that outlive the tool's are ended.
     """
-    end = pod.tool.end if pod.tool and not pod.tool.running else None
+    # An end that was followed by another run, or would have been, is not how the attempt ended.
+    again = pod.tool and (pod.tool.running or (ending and pod.tool.restarting))
+    end = pod.tool.end if pod.tool and not again else None
     if end is not None and end.seen and finished_first(pod, end, ending, linger):
         return _own_end(pod, end)
     if ending is not None:
@@ -62,7 +64,9 @@ def judge_pod(pod: PodView, ending: Ending | None, *, linger: int) -> Verdict:
 
 def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linger: int) -> bool:
     """Whether the tool had finished before any signal of ours or of others reached it."""
-    if pod.disruption or pod.reason == "Evicted":
+    if pod.reason == "Evicted":
+        return False
+    if pod.disruption and not (pod.disrupted_at and _before(end, pod.disrupted_at)):
         return False
     if pod.delete_requested_at is not None and not _before(end, pod.delete_requested_at):
         return False
@@ -87,14 +91,25 @@ def judge_job(
     if ending is not None:
         pod = seen[-1] if seen else None
         return _asked_end(pod, pod.tool.end if pod and pod.tool else None, ending)
+    if job.failed_reason == DEADLINE:
+        return _ended_by_its_deadline(job, seen)
     broken = [pod for pod in seen if _failed(pod)]
     if broken:
         return judge_pod(min(broken, key=_finished), None, linger=linger)
-    if job.failed_reason == DEADLINE:
-        message = f"Job {job.name} was ended by its deadline"
-        return _lost(State.TIMED_OUT, CauseCode.DEADLINE_EXCEEDED, message, job.failed_at)
     message = f"Job {job.name} failed ({job.failed_reason}: {job.failed_message})"
     return _lost(State.FAILED, CauseCode.TOOL_ERROR, message, job.failed_at)
+
+
+def _ended_by_its_deadline(job: JobView, seen: Sequence[PodView]) -> Verdict:
+    """Judge a Job whose own backstop passed: its pods were deleted because of it."""
+    message = f"Job {job.name} was ended by its deadline"
+    pod = seen[-1] if seen else None
+    end = pod.tool.end if pod and pod.tool else None
+    if end is None:
+        return _lost(State.TIMED_OUT, CauseCode.DEADLINE_EXCEEDED, message, job.failed_at)
+    cause = _cause(CauseCode.DEADLINE_EXCEEDED, message, end, ran=True)
+    cause = cause.model_copy(update={"forced": end.exit_code == SIGKILL_EXIT})
+    return Verdict(State.TIMED_OUT, cause, end.finished_at, pod)
 
 
 def never_ran(ending: Ending) -> Verdict:
