@@ -15,7 +15,7 @@ POLL_SECONDS = 0.05
 
 def create(name: str) -> None:
     """Make the group `name` in every hierarchy, ready for processes."""
-    for kind, root in _hierarchies():
+    for kind, root in hierarchies():
         group = root / name
         group.mkdir(exist_ok=True)
         if kind == "cgroup2":
@@ -35,7 +35,7 @@ def remove(cluster: str) -> None:
     own = re.compile(rf"agentjobs-{re.escape(cluster)}-node\d+")
     groups = [
         entry
-        for _, root in _hierarchies()
+        for _, root in hierarchies()
         for entry in root.iterdir()
         if entry.is_dir() and own.fullmatch(entry.name)
     ]
@@ -50,7 +50,7 @@ def remove(cluster: str) -> None:
         _remove_tree(group, deadline)
 
 
-def _hierarchies() -> list[tuple[str, Path]]:
+def hierarchies() -> list[tuple[str, Path]]:
     """Version 1 has one for each controller, version 2 has one; some systems have both."""
     mounts = [
         line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()

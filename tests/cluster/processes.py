@@ -52,7 +52,7 @@ class Processes:
     def __init__(self, directory: Path, keeper: Keeper | None = None) -> None:
         self.directory = directory
         self._keeper = keeper
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: set[int] = set()
 
     def start(
         self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None
@@ -62,17 +62,9 @@ class Processes:
             raise ClusterError(f"{name} runs already, with pid {running.pid}: stop it first")
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            child = subprocess.Popen(
-                [str(part) for part in command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
-                start_new_session=True,
-            )
-        self._children[child.pid] = child
-        process = Process(name, child.pid, identity(child.pid) or "ended at once")
+        pid = _spawn([str(part) for part in command], log, {**os.environ, **(environment or {})})
+        self._children.add(pid)
+        process = Process(name, pid, identity(pid) or "ended at once")
         if self._keeper:
             self._keeper.keep(process.pid, process.identity)
         self._record(process)
@@ -152,8 +144,14 @@ class Processes:
         return left
 
     def _alive(self, process: Process) -> bool:
-        if child := self._children.get(process.pid):
-            child.poll()  # collects a child that has ended, which would stay a zombie
+        if process.pid in self._children:
+            # Collects a child that has ended, which would stay a zombie.
+            try:
+                ended, _ = os.waitpid(process.pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = process.pid
+            if ended:
+                self._children.discard(process.pid)
         return process.alive
 
     def _file(self, name: str) -> Path:
@@ -165,6 +163,30 @@ class Processes:
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(asdict(process)), encoding="utf-8")
         partial.replace(file)
+
+
+def _spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> int:
+    """Start a command in a session of its own and return its pid.
+
+    Not a Popen object: that warns when it goes while its process does not, which is the point.
+    """
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        return os.posix_spawnp(
+            command[0],
+            command,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            # Python ignores these, and a started program would go on ignoring them.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+    except FileNotFoundError as error:
+        raise ClusterError(f"there is no {command[0]} to start: install it") from error
 
 
 def run(
