@@ -100,6 +100,9 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
     if due:
         # The claim may still be acted upon by a former leader; only a taken name prevents it.
         status = seen.job.status.model_copy(update={"ending": due})
+        state = st.live_state(status, running=False)
+        waits = status.waiting if state is State.QUEUED else None
+        status = status.model_copy(update={"state": state, "waiting": waits})
         body = placeholder_job(seen.job, attempt.job_name)
         return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
     return _create_again(seen)
