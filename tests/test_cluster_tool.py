@@ -180,6 +180,15 @@ def test_without_go_the_message_says_which_go_to_install(
     assert "Traceback" not in said
 
 
+def test_a_go_that_is_too_old_is_named_as_the_cause(tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    log.write_text("go: go.mod requires go >= 1.26.8 (running go 1.25.1; GOTOOLCHAIN=local)\n")
+
+    said = binaries._failure(programs.CONTAINERD, log)
+
+    assert f"too old to build containerd: install Go {binaries.required_go()} or newer" in said
+
+
 def test_without_root_the_message_names_the_other_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

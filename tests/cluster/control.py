@@ -13,7 +13,7 @@ from .errors import ClusterError
 from .pki import ADMIN
 from .processes import Processes, run
 
-READY_TIMEOUT = 60.0
+READY_TIMEOUT = 120.0
 STOP_GRACE = 2.0
 
 

@@ -26,7 +26,7 @@ VOLUMES = 8
 VOLUME_DIRECTORY = "/var/lib/agentjobs-volumes"
 HIDDEN = ("/var/lib", "/var/log", "/opt", "/run")
 """What a node does not see of the host."""
-READY_TIMEOUT = 60.0
+READY_TIMEOUT = 120.0
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 _ENTER = f"""
