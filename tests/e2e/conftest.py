@@ -1,0 +1,24 @@
+"""A real cluster of two nodes with the operator installed from its chart, in its own image."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.platform import Platform, install
+from tests.receiver import Receiver
+
+NODE_MONITOR = ("--node-monitor-grace-period=12s",)
+"""A silent kubelet is noticed after seconds, not after most of a minute."""
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[Platform]:
+    """The cluster, torn down afterwards."""
+    from tests.cluster import Cluster  # noqa: PLC0415 - other tiers need no cluster
+
+    cluster = Cluster.up("agentjobs-test", nodes=2, controller_manager_args=NODE_MONITOR)
+    try:
+        with Receiver(cluster.host_address) as receiver:
+            yield install(cluster, receiver)
+    finally:
+        cluster.down()

@@ -1,0 +1,134 @@
+"""What a test on the real cluster does: create, wait, read, as users do with kubectl."""
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import Cluster
+from tests.cluster.binaries import binary
+from tests.cluster.imagebuild import product_version, recipes
+from tests.receiver import Receiver
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "agentjobs-system"
+BUSYBOX = "docker.io/local/busybox:1"
+NODE_LOST_SECONDS = 15
+POLL = 0.1
+TERMINAL = ("done", "failed", "cancelled", "timed_out")
+
+Document = dict[str, Any]
+
+
+@dataclass
+class Platform:
+    """The cluster, the receiver of events, and one namespace of a test."""
+
+    cluster: Cluster
+    receiver: Receiver
+    public_key: str
+    namespace: str = "default"
+
+    def in_namespace(self) -> "Platform":
+        """The same with a namespace of its own."""
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        self.cluster.kubectl("create", "namespace", name)
+        return Platform(self.cluster, self.receiver, self.public_key, name)
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl("--namespace", self.namespace, *arguments)
+
+    def create(self, *documents: Document) -> None:
+        body = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        self.cluster.kubectl(
+            "--namespace", self.namespace, "create", "-f", "-", input_text=json.dumps(body)
+        )
+
+    def get(self, kind: str, name: str) -> Document:
+        """An object; empty when there is none."""
+        text = self.kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
+        body: Document = json.loads(text) if text.strip() else {}
+        return body
+
+    def status(self, name: str) -> Document:
+        status: Document = self.get("agentjob", name).get("status") or {}
+        return status
+
+    def wait_for(
+        self, name: str, states: Iterable[str] = TERMINAL, seconds: float = 40
+    ) -> Document:
+        """Wait until a job is in one of some states; return its status."""
+        wanted = tuple(states)
+        until = time.monotonic() + seconds
+        status: Document = {}
+        while time.monotonic() < until:
+            status = self.status(name)
+            if status.get("state") in wanted:
+                return status
+            time.sleep(POLL)
+        raise AssertionError(f"{name} is not {'/'.join(wanted)} after {seconds} s: {status}")
+
+    def stop(self, name: str, reason: str = "no longer needed") -> None:
+        patch = json.dumps({"spec": {"stop": {"reason": reason}}})
+        self.kubectl("patch", "agentjob", name, "--type=merge", "-p", patch)
+
+    def pods_of(self, name: str) -> list[Document]:
+        text = self.kubectl("get", "pods", "-l", f"agentjobs.dev/job={name}", "-o", "json")
+        items: list[Document] = json.loads(text)["items"]
+        return items
+
+    def job(
+        self, name: str, script: str, *, pod: Document | None = None, **spec: Any
+    ) -> Document:
+        """An AgentJob that runs a shell script and tells the receiver."""
+        container = {
+            "name": "tool",
+            "image": BUSYBOX,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", script],
+        }
+        more = dict(pod or {})
+        container |= more.pop("container", {})
+        pod_spec = {"terminationGracePeriodSeconds": 3, "containers": [container], **more}
+        return {
+            "apiVersion": "agentjobs.dev/v1alpha1",
+            "kind": "AgentJob",
+            "metadata": {"name": name},
+            "spec": {
+                "template": {"spec": {"template": {"spec": pod_spec}}},
+                "callback": {"url": self.receiver.url},
+                **spec,
+            },
+        }
+
+
+def install(cluster: Cluster, receiver: Receiver) -> Platform:
+    """Install the chart with the image of this work tree, allowed to call the receiver."""
+    cluster.load_image(recipes()["operator"].archive())
+    values = {
+        "image": {"repository": "docker.io/local/agentjobs", "tag": product_version()},
+        "callbacks": {"allow": [{"cidrs": [f"{cluster.host_address}/32"]}]},
+        "operator": {
+            # The second node is lost in a test; the operator must not go with it.
+            "nodeSelector": {"kubernetes.io/hostname": "node1"},
+            "extraEnv": [{"name": "AGENTJOBS_NODE_LOST_SECONDS", "value": str(NODE_LOST_SECONDS)}],
+        },
+    }
+    command = [
+        *(str(binary("helm")), "upgrade", "--install", "agentjobs", str(ROOT / "charts/agentjobs")),
+        *("--kubeconfig", str(cluster.kubeconfig), "--namespace", NAMESPACE, "--create-namespace"),
+        *("--values", "-", "--wait", "--timeout", "120s"),
+    ]
+    done = subprocess.run(
+        command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    text = cluster.kubectl(
+        *("--namespace", NAMESPACE, "get", "configmap", "agentjobs-signing-key"),
+        *("-o", "jsonpath={.data.ed25519}"),
+    )
+    return Platform(cluster, receiver, text)
