@@ -169,7 +169,9 @@ def _first(*values: T | None) -> T | None:
 
 
 def _arguments(spec: AgentJobSpec, tool: AgentTool, policy: Policy) -> dict[str, Any]:
-    schema = tool.spec.input_schema or {"type": "object", "additionalProperties": False}
+    schema = tool.spec.input_schema
+    if schema is None:
+        schema = {"type": "object", "additionalProperties": False}
     arguments = args.fill_defaults(schema, spec.arguments or {})
     size = len(args.encode(arguments).encode("utf-8", "surrogatepass"))
     if size > policy.max_arguments:
