@@ -135,9 +135,10 @@ def debian_base(packages: Sequence[str]) -> str:
     if not archive.exists():
         with step(f"base image: {release} with {' '.join(packages)}"):
             _bootstrap(release, packages, archive)
-    with step("base image: taking it into the store"), tempfile.TemporaryDirectory(
-        dir=archive.parent, prefix="base-"
-    ) as directory:
+    with (
+        step("base image: taking it into the store"),
+        tempfile.TemporaryDirectory(dir=archive.parent, prefix="base-") as directory,
+    ):
         os.link(archive, Path(directory, "base.tar"))
         Path(directory, "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
         engine().build(
@@ -179,9 +180,10 @@ def _build(
     reference = debian_base(BASE_PACKAGES) if own else base
     log = f"image-{_short(name)}"
     try:
-        with step(f"image {name}: building with {builder.name}"), build_secrets(
-            with_apt=own
-        ) as secrets:
+        with (
+            step(f"image {name}: building with {builder.name}"),
+            build_secrets(with_apt=own) as secrets,
+        ):
             builder.build(
                 name,
                 context=folder,
