@@ -17,6 +17,7 @@ from typing_extensions import override
 from agentjobs.api.agentjob import ToolKind
 from agentjobs.api.names import GROUP, LABEL_JOB, VERSION
 from agentjobs.cache import Cache, Key
+from agentjobs.domain.errors import AgentJobError
 from agentjobs.kube import Access
 from agentjobs.metrics import Metrics
 from agentjobs.passes import Passes
@@ -26,7 +27,20 @@ log = logging.getLogger(__name__)
 DELETED = "DELETED"
 CREDENTIALS_SECONDS = 300
 """How often kopf asks for the token again; a service account's is rotated by the hour."""
-BACKOFFS = (1, 1, 2, 3, 5, 8, 13, 21)
+BACKOFFS = (1, 1, 2, 3, *[5] * 60)
+"""Seconds between tries of a watch: an API server that is back is noticed within the longest."""
+WATCH_TASK = "watcher for "
+"""How kopf names the task that watches one resource in one namespace."""
+WATCHES_PER_NAMESPACE = 4
+WATCHES_CLUSTER_WIDE = 2
+CHECK_SECONDS = 1.0
+BEGUN_WITHIN_SECONDS = 30.0
+LISTING_SECONDS = 10.0
+"""Objects of one list come closer together than this."""
+
+
+class DeadWatchError(AgentJobError):
+    """A watch has ended for good, and nothing else would notice."""
 
 
 class Feed:
@@ -39,6 +53,22 @@ class Feed:
         self._queue = queue
         self._passes = passes
         self._metrics = metrics
+        self._listed_at: dict[str, float] = {}
+        self._watched: set[str] = set()
+        self.lost_place = asyncio.Event()
+        """A watch began anew with a list: what was deleted in between was told by nobody."""
+
+    def follow(self, kind: str, event: str | None) -> None:
+        """Notice a watch that lists again; without a type an event is part of such a list."""
+        if event is not None:
+            self._watched.add(kind)
+            return
+        now = asyncio.get_running_loop().time()
+        last = self._listed_at.get(kind)
+        if kind in self._watched or (last is not None and now > last + LISTING_SECONDS):
+            self.lost_place.set()
+        self._watched.discard(kind)
+        self._listed_at[kind] = now
 
     def agentjob(self, body: dict[str, Any], *, gone: bool = False) -> None:
         """Take in an AgentJob."""
@@ -118,7 +148,8 @@ def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
         )
 
     def take(into: Any) -> Any:
-        async def handler(event: Any, **_: Any) -> None:
+        async def handler(event: Any, resource: kopf.Resource, **_: Any) -> None:
+            feed.follow(resource.plural, event["type"])
             into(dict(event["object"]), gone=event["type"] == DELETED)
 
         return handler
@@ -159,15 +190,42 @@ def make_settings() -> kopf.OperatorSettings:
 async def watch(
     feed: Feed, access: Access, *, namespaces: tuple[str, ...], stop: asyncio.Event
 ) -> None:
-    """Watch until a signal comes or `stop` is set."""
-    await kopf.operator(
-        registry=make_registry(feed, access),
-        settings=make_settings(),
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        stop_flag=stop,
-    )
+    """Watch until a signal comes or `stop` is set.
+
+    :raises DeadWatchError: in a group; a watch has ended, the process must be started again.
+    """
+    watches = WATCHES_PER_NAMESPACE * max(len(namespaces), 1) + WATCHES_CLUSTER_WIDE
+    async with asyncio.TaskGroup() as group:
+        guard = group.create_task(_guard(watches), name="watch-guard")
+        await kopf.operator(
+            registry=make_registry(feed, access),
+            settings=make_settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=stop,
+        )
+        guard.cancel()
+
+
+async def _guard(watches: int) -> None:
+    """Raise when a watch is missing.
+
+    kopf ends a watch for good at answers that it takes for final (403, 404, 410, and 5xx after
+    some tries) and lives on without it: what the watch would have told is then never seen.
+    """
+    loop = asyncio.get_running_loop()
+    begun_by = loop.time() + BEGUN_WITHIN_SECONDS
+    seen: set[asyncio.Task[Any]] = set()
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        seen |= {task for task in asyncio.all_tasks() if task.get_name().startswith(WATCH_TASK)}
+        for task in seen:
+            # At the end of the process they are cancelled; by themselves they never end.
+            if task.done() and not task.cancelled():
+                raise DeadWatchError(f"{task.get_name()} has ended: {task.exception()}")
+        if len(seen) < watches and loop.time() > begun_by:
+            raise DeadWatchError(f"only {len(seen)} of {watches} watches have begun")
 
 
 class _NoProgress(kopf.ProgressStorage):

@@ -104,13 +104,18 @@ class Access:
         """
         configuration = kubernetes.client.Configuration()
         try:
-            kubernetes.config.load_config(  # type: ignore[no-untyped-call]
+            kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
                 client_configuration=configuration
             )
-        except kubernetes.config.ConfigException as error:
-            raise NoClusterError(
-                f"no cluster found ({error}); set KUBECONFIG, or run in a pod"
-            ) from error
+        except kubernetes.config.ConfigException as no_file:
+            try:
+                kubernetes.config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=configuration
+                )
+            except kubernetes.config.ConfigException as no_pod:
+                raise NoClusterError(
+                    f"no cluster found ({no_file} {no_pod}); set KUBECONFIG, or run in a pod"
+                ) from no_pod
         return cls(server=configuration.host.rstrip("/"), configuration=configuration)
 
     def addresses(self) -> tuple[str, ...]:
@@ -123,8 +128,9 @@ class Access:
 
     def token(self) -> str | None:
         """The bearer token of now; a service account's is read again when it was rotated."""
-        value = self.configuration.get_api_key_with_prefix("authorization")
-        return value.removeprefix("Bearer ").strip() if value else None
+        value = self.configuration.get_api_key_with_prefix("BearerToken", "authorization") or ""
+        scheme, _, token = value.partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else value or None
 
     def tls(self) -> ssl.SSLContext | None:
         """Trust and client certificate."""

@@ -113,7 +113,7 @@ class Operator:
             tasks += [
                 group.create_task(self._queue.run(), name="passes"),
                 group.create_task(notices.run(), name="notices"),
-                group.create_task(self._relist_now_and_then(relist), name="relist"),
+                group.create_task(self._relist_when_due(relist, feed.lost_place), name="relist"),
             ]
             await watch(feed, self._access, namespaces=namespaces, stop=stop)
             for task in tasks:
@@ -143,13 +143,19 @@ class Operator:
             else:
                 return
 
-    async def _relist_now_and_then(self, relist: Relist) -> None:
+    async def _relist_when_due(self, relist: Relist, lost_place: asyncio.Event) -> None:
+        """List now and then, and soon after a watch had to begin anew."""
         while True:
-            await asyncio.sleep(self._settings.relist_seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lost_place.wait(), self._settings.relist_seconds)
+            # Watches mostly lose their place together.
+            await asyncio.sleep(RETRY_SECONDS)
+            lost_place.clear()
             try:
                 await relist.run()
             except AgentJobError as error:
-                log.warning("the periodic list failed: %s", error)
+                log.warning("the list that repairs failed and is tried again: %s", error)
+                lost_place.set()
 
     async def _handle(self, key: Key) -> float | None:
         if key.kind != "AgentJob":

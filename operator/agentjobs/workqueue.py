@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 FIRST_BACKOFF = 0.1
-LARGEST_BACKOFF = 30.0
+LARGEST_BACKOFF = 15.0
 
 
 class WorkQueue(Generic[K]):

@@ -81,9 +81,7 @@ class Platform:
         items: list[Document] = json.loads(text)["items"]
         return items
 
-    def job(
-        self, name: str, script: str, *, pod: Document | None = None, **spec: Any
-    ) -> Document:
+    def job(self, name: str, script: str, *, pod: Document | None = None, **spec: Any) -> Document:
         """An AgentJob that runs a shell script and tells the receiver."""
         container = {
             "name": "tool",
@@ -121,7 +119,7 @@ def install(cluster: Cluster, receiver: Receiver) -> Platform:
     command = [
         *(str(binary("helm")), "upgrade", "--install", "agentjobs", str(ROOT / "charts/agentjobs")),
         *("--kubeconfig", str(cluster.kubeconfig), "--namespace", NAMESPACE, "--create-namespace"),
-        *("--values", "-", "--wait", "--timeout", "120s"),
+        *("--values", "-", "--wait", "--timeout", "40s"),
     ]
     done = subprocess.run(
         command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=180

@@ -1,6 +1,7 @@
 """Status values: conditions that keep their times, the state derived, the budget kept."""
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentjobs.api.names import (
 from agentjobs.domain.texts import cut, cut_bytes, one_line
 
 SUMMARY_MARK = "::summary "
+ESCAPED_BY_GO = re.compile("[<>&\u2028\u2029]")
 ASKED = frozenset(
     {
         CauseCode.STOPPED,
@@ -109,8 +111,9 @@ def fit(status: AgentJobStatus) -> AgentJobStatus:
 
 
 def size_of(status: AgentJobStatus) -> int:
-    """Bytes of the status as JSON."""
-    return len(json.dumps(status.to_json(), ensure_ascii=False, separators=(",", ":")).encode())
+    """Bytes of the status as the API server writes it: Go's JSON escapes a few characters more."""
+    text = json.dumps(status.to_json(), ensure_ascii=False, separators=(",", ":"))
+    return len(ESCAPED_BY_GO.sub("\\\\u0000", text).encode())
 
 
 def _summary(text: str) -> str:
