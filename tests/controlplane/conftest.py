@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chart import SERVES_DEFAULTS, Document, render
-from tests.cluster import ControlPlane
+from tests.cluster import FAST_LIMITS, ControlPlane
 from tests.cluster.binaries import binary
 from tests.controlplane.callers import Server
 from tests.controlplane.installed import install
@@ -23,7 +23,10 @@ def control_plane(
     tmp_path_factory: pytest.TempPathFactory, chart: list[Document]
 ) -> Iterator[ControlPlane]:
     """A real API server with CRDs, roles and admission policies; the policies are in force."""
-    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
+    with ControlPlane(
+        tmp_path_factory.mktemp("control-plane"),
+        controller_manager_args=FAST_LIMITS.controller_manager,
+    ) as plane:
         install(plane, chart)
         yield plane
 

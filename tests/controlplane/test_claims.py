@@ -1,0 +1,222 @@
+"""Nothing runs twice, and nothing that was lost is forgotten."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.apiclient import Document
+from tests.controlplane.stage import Place, Scenario, scenario, template, told_in
+from tests.kubelet import settle
+
+pytestmark = pytest.mark.controlplane
+
+RELISTS = 3
+
+
+def delete_job(place: Place, job: Document) -> None:
+    place.api.delete("Job", place.namespace, job["metadata"]["name"]).object()
+
+
+def assert_deleted_externally(status: Document, *, ran: bool) -> None:
+    cause = status["cause"]
+    assert (status["state"], cause["code"], cause["ran"]) == ("failed", "deleted_externally", ran)
+    assert len(status["attempts"]) == 1
+
+
+@scenario("R-CLAIM a finished job whose child is gone is not run again", own=True)
+def finished_means_never_again(place: Place) -> None:
+    operator = place.stage.operator(place, settings={"RELIST_SECONDS": 1})
+    place.create("once", ttlSecondsAfterFinished=3600)
+    place.kubelet.run(place.until_pod("once"))
+    place.until_state("once", "done")
+    (job,) = place.jobs("once")
+    assert place.live_job(job["metadata"]["name"])
+
+    delete_job(place, job)
+    place.until_gone("Job", job["metadata"]["name"])
+    place.patch("once", {"metadata": {"annotations": {"example.com/note": "x"}}}).object()
+    before = place.status("once")
+    assert operator.terminate() == 0
+    operator.start()
+    place.record.until(
+        "third round of lists",
+        lambda: operator.metric("agentjobs_passes_total", outcome="ok") > RELISTS,
+    )
+    assert place.status("once") == before
+    assert len(place.jobs("once")) == len(place.pods("once")) == 1
+    assert len(place.events("once")) <= 3
+
+
+@scenario("R-CLAIM a child that was deleted while nobody led is not replaced", own=True)
+def vanished_child(place: Place) -> None:
+    operator = place.stage.operator(place)
+    place.create("sideeffect")
+    pod = place.until_running("sideeffect")["sideeffect"]
+    place.kubelet.when_asked_to_end(pod, None)
+    assert operator.terminate() == 0
+    (job,) = place.jobs("sideeffect")
+    delete_job(place, job)
+    place.until_gone("Pod", pod["metadata"]["name"])
+    operator.start()
+    status = place.until_over("sideeffect", seconds=10)
+    assert_deleted_externally(status, ran=True)
+    assert status["cause"]["evidence"] == "lost"
+    assert place.states("sideeffect") == ["queued", "running", "failed"]
+    assert len(place.jobs("sideeffect")) == len(place.pods("sideeffect")) == 1
+
+
+@scenario("R-CLAIM a Job that is deleted by hand ends its AgentJob, whether it ran or not")
+def job_deleted_by_hand(place: Place) -> None:
+    place.create("gone-early")
+    place.create("gone-late")
+    place.until_pod("gone-early")
+    place.until_running("gone-late")
+    for name in ("gone-early", "gone-late"):
+        delete_job(place, place.jobs(name)[0])
+    assert_deleted_externally(place.until_over("gone-early"), ran=False)
+    late = place.until_over("gone-late")
+    assert_deleted_externally(late, ran=True)
+    assert late["cause"]["exitCode"] == 143
+    for name in ("gone-early", "gone-late"):
+        assert len(place.jobs(name)) == 1
+
+
+@scenario("R-ATTEMPT a pod that is deleted by hand is not replaced")
+def pod_deleted_by_hand(place: Place) -> None:
+    place.create("pod-gone")
+    pod = place.until_running("pod-gone")["pod-gone"]
+    place.api.delete("Pod", place.namespace, pod["metadata"]["name"]).object()
+    assert_deleted_externally(place.until_over("pod-gone"), ran=True)
+    assert len(place.jobs("pod-gone")) == len(place.pods("pod-gone")) == 1
+
+
+@scenario("R-LEVEL what happened while no operator ran is found by the first list", own=True)
+def while_away(place: Place) -> None:
+    operator = place.stage.operator(place)
+    names = ("ends", "stops", "goes")
+    for name in names:
+        place.create(name)
+    pods = place.until_running(*names)
+    assert operator.terminate() == 0
+    place.kubelet.finish(pods["ends"], 7)
+    place.stop("stops")
+    place.api.delete("AgentJob", place.namespace, "goes").object()
+    place.create("new")
+    goes = place.uid("goes")
+    operator.start()
+    assert place.until_over("ends")["cause"]["exitCode"] == 7
+    assert place.until_over("stops")["state"] == "cancelled"
+    place.until_gone("AgentJob", "goes")
+    assert place.record.history(goes)[-1]["status"]["state"] == "cancelled"
+    place.kubelet.run(place.until_pod("new"))
+    assert place.until_over("new")["state"] == "done"
+    for name in ("ends", "stops", "new"):
+        assert len(place.jobs(name)) == len(place.pods(name)) == 1
+
+
+@scenario("R-CLAIM a name that is somebody else's Job's is never taken over")
+def name_taken(place: Place) -> None:
+    foreign: Document = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "taken-1", "namespace": place.namespace},
+        "spec": {"suspend": True, **template(restartPolicy="Never")["spec"]},
+    }
+    place.api.create(foreign)
+    other = place.api.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "owner", "namespace": place.namespace},
+        }
+    )
+    owner = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": "owner",
+        "uid": other["metadata"]["uid"],
+        "controller": True,
+    }
+    meta = {"name": "lent-1", "namespace": place.namespace, "ownerReferences": [owner]}
+    place.api.create({**foreign, "metadata": meta})
+    for name, words in (("taken", "belongs to nobody"), ("lent", "belongs to ConfigMap owner")):
+        place.create(name)
+        cause = place.until_state(name, "failed")["cause"]
+        assert (cause["code"], cause["ran"]) == ("invalid_spec", False)
+        assert f"{name}-1" in cause["message"]
+        assert words in cause["message"]
+        job = place.live_job(f"{name}-1") or {}
+        assert "agentjobs.dev/job" not in job["metadata"].get("labels", {})
+        assert not place.jobs(name)
+
+
+@scenario("R-ATTEMPT a Job of an earlier AgentJob of the same name is waited for")
+def earlier_uid(place: Place) -> None:
+    place.create("reborn")
+    first = place.uid("reborn")
+    place.kubelet.run(place.until_pod("reborn"))
+    place.until_state("reborn", "done")
+    held = ["example.com/held"]
+    job_name = place.jobs("reborn")[0]["metadata"]["name"]
+    place.api.patch("Job", place.namespace, job_name, {"metadata": {"finalizers": held}}).object()
+    place.api.delete("AgentJob", place.namespace, "reborn").object()
+    place.until_gone("AgentJob", "reborn")
+    place.create("reborn")
+    second = place.record.until("successor", lambda: place.job("reborn"))["metadata"]["uid"]
+    assert first != second
+    place.record.until(
+        "message about the earlier one",
+        lambda: (
+            "earlier AgentJob"
+            in (place.status("reborn").get("waiting") or {"message": ""})["message"]
+        ),
+    )
+    assert not place.jobs("reborn")
+    place.api.patch("Job", place.namespace, job_name, {"metadata": {"finalizers": None}}).object()
+    place.kubelet.run(place.until_pod("reborn"))
+    assert place.until_over("reborn")["state"] == "done"
+    assert len(place.jobs("reborn")) == 1
+
+
+@scenario("R-LEVEL an edit that changes nothing costs nothing")
+def harmless_edits(place: Place) -> None:
+    place.create("edited", deadlineSeconds=600)
+    place.until_running("edited")
+    settle()
+    before = place.job("edited")["metadata"]["resourceVersion"]
+    for number in range(5):
+        note = {"metadata": {"annotations": {"example.com/note": str(number)}}}
+        place.patch("edited", note).object()
+    for change in (
+        {"template": template(nodeName="x")},
+        {"deadlineSeconds": 900},
+        {"queueName": "q"},
+        {"suspend": True},
+        {"template": None, "toolRef": {"name": "t"}},
+    ):
+        assert place.patch("edited", {"spec": change}).code in {400, 422}
+    place.patch("edited", {"spec": {"deadlineSeconds": 300}}).object()
+    created = place.job("edited")["metadata"]["creationTimestamp"]
+    place.record.until(
+        "lower deadline",
+        lambda: (
+            place.status("edited")["observedGeneration"]
+            == place.job("edited")["metadata"]["generation"]
+        ),
+    )
+    history = place.record.history(place.uid("edited"))
+    later = [v for v in history if int(v["metadata"]["resourceVersion"]) > int(before)]
+    statuses = []
+    for version in later:
+        if version["status"] not in statuses:
+            statuses.append(version["status"])
+    assert len(statuses) == 2, "only the lower deadline is worth a write"
+    deadline_at = statuses[-1]["deadlineAt"]
+    assert deadline_at > created
+    assert place.states("edited") == ["queued", "running"]
+    assert len(place.jobs("edited")) == 1
+
+
+@pytest.mark.parametrize("scenario", told_in(__name__), ids=str)
+def test_rule(played: Callable[[Scenario], None], scenario: Scenario) -> None:
+    played(scenario)

@@ -1,0 +1,182 @@
+"""Many jobs, counted: what one costs, and that none runs twice when the leader dies."""
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import audit
+from tests.apiclient import ApiClient, Document, Record
+from tests.chart import Document as ChartDocument
+from tests.cluster import FAST_LIMITS, ControlPlane
+from tests.controlplane.installed import OPERATOR, install
+from tests.controlplane.stage import ENDS, template
+from tests.operator_process import OperatorProcess
+
+SMALL, LARGE = 150, 1000
+SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
+NAMESPACE = "load"
+WRITES_PER_JOB = 4.0
+BESIDE = {"events", "leases", "secrets", "configmaps"}
+"""Requests that are no part of a job's own way."""
+
+
+@pytest.fixture(scope="module")
+def plane(
+    tmp_path_factory: pytest.TempPathFactory, chart: list[ChartDocument]
+) -> Iterator[ControlPlane]:
+    """A control plane whose limits are lifted, with nodes that run pods by themselves."""
+    with ControlPlane(
+        tmp_path_factory.mktemp("load"),
+        kwok=True,
+        controller_manager_args=FAST_LIMITS.controller_manager,
+        scheduler_args=FAST_LIMITS.scheduler,
+        pod_seconds=1.0,
+    ) as plane:
+        install(plane, chart)
+        plane.add_fake_nodes(4)
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def record(plane: ControlPlane) -> Iterator[Record]:
+    record = Record(ApiClient.of(plane))
+    yield record
+    record.close()
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    kubeconfig = plane.kubeconfig_for(OPERATOR, ["operator-under-load"])
+    with OperatorProcess("operator", kubeconfig, tmp_path) as operator:
+        yield operator
+
+
+class Crowd:
+    """AgentJobs of one namespace that all run to their end on fake nodes."""
+
+    def __init__(self, plane: ControlPlane, record: Record, namespace: str, count: int) -> None:
+        self.namespace = namespace
+        self.names = [f"job-{number}" for number in range(count)]
+        self._plane = plane
+        self._record = record
+        self._api = ApiClient.of(plane)
+        self._api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+
+    def create(self) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self._create, self.names))
+
+    def over(self) -> int:
+        jobs = self._record.all("AgentJob", self.namespace)
+        return sum((job.get("status") or {}).get("state") in ENDS for job in jobs)
+
+    def until_over(self, number: int, seconds: float) -> None:
+        self._record.until(
+            f"{number}th end in {self.namespace}", lambda: self.over() >= number, seconds
+        )
+
+    def requests(self) -> list[audit.Request]:
+        """What was asked for in the namespace since it was made."""
+        log = audit.read(self._plane.audit_log)
+        return [each for each in log if each.namespace == self.namespace]
+
+    def assert_all_ran_once(self, requests: list[audit.Request]) -> None:
+        jobs = self._record.all("AgentJob", self.namespace)
+        assert {job["status"]["state"] for job in jobs} == {"done"}
+        assert {len(job["status"]["attempts"]) for job in jobs} == {1}
+        uids = {job["metadata"]["uid"] for job in jobs}
+        assert audit.jobs_made(requests) == {(uid, "1"): 1 for uid in uids}
+        made = audit.pods_made(requests)
+        assert len(made) == len(uids)
+        assert set(made.values()) == {1}
+        for job in jobs:
+            history = self._record.history(job["metadata"]["uid"])
+            states = [(each.get("status") or {}).get("state") for each in history]
+            first_end = next(n for n, state in enumerate(states) if state in ENDS)
+            assert set(states[first_end:]) == {"done"}
+
+    def _create(self, name: str) -> Document:
+        return self._api.create(
+            {
+                "apiVersion": "agentjobs.dev/v1alpha1",
+                "kind": "AgentJob",
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": {"template": template()},
+            }
+        )
+
+
+def own_requests(requests: list[audit.Request]) -> Counter[tuple[str, str]]:
+    """The operator's requests about jobs; what goes beside them is counted apart."""
+    return audit.count(
+        requests,
+        lambda each: (
+            each.user == OPERATOR
+            and each.verb not in {"list", "watch"}
+            and each.resource not in BESIDE
+        ),
+    )
+
+
+@pytest.mark.controlplane
+@pytest.mark.timeout(280)
+def test_rule_r_level_a_job_costs_four_requests_whatever_their_number(
+    plane: ControlPlane, record: Record, operator: OperatorProcess
+) -> None:
+    crowd = Crowd(plane, record, f"{NAMESPACE}-calm", SMALL)
+    began = time.monotonic()
+    crowd.create()
+    crowd.until_over(SMALL, 120)
+    took = time.monotonic() - began
+    requests = crowd.requests()
+    crowd.assert_all_ran_once(requests)
+    counts = own_requests(requests)
+    everything = audit.count(requests, lambda each: each.user == OPERATOR)
+    sys.stdout.write(f"\n{SMALL} jobs in {took:.1f} s\n{audit.table(everything, SMALL)}\n")
+    assert sum(counts.values()) <= WRITES_PER_JOB * SMALL
+    assert everything["create", "events"] <= 3 * SMALL
+    assert not operator.metric("agentjobs_passes_total", outcome="error")
+
+
+@pytest.mark.controlplane
+@pytest.mark.timeout(280)
+def test_rule_r_claim_a_leader_that_is_killed_in_the_middle_makes_nothing_twice(
+    plane: ControlPlane, record: Record, operator: OperatorProcess
+) -> None:
+    die_and_go_on(plane, record, operator, count=SMALL, kills=3)
+
+
+@pytest.mark.controlplane
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not SOAK, reason="large counts: set AGENTJOBS_SOAK=1")
+def test_rule_r_claim_a_leader_that_is_killed_ten_times_makes_nothing_twice(
+    plane: ControlPlane, record: Record, operator: OperatorProcess
+) -> None:
+    die_and_go_on(plane, record, operator, count=LARGE, kills=10)
+
+
+def die_and_go_on(
+    plane: ControlPlane, record: Record, operator: OperatorProcess, *, count: int, kills: int
+) -> None:
+    crowd = Crowd(plane, record, f"{NAMESPACE}-{count}", count)
+    with ThreadPoolExecutor(1) as pool:
+        creation = pool.submit(crowd.create)
+        for number in range(kills):
+            crowd.until_over(count * number // (kills + 1) + 1, 120)
+            operator.kill()
+            operator.start()
+        creation.result()
+        crowd.until_over(count, 300)
+    requests = crowd.requests()
+    crowd.assert_all_ran_once(requests)
+    counts = own_requests(requests)
+    sys.stdout.write(f"\n{count} jobs, {kills} kills\n{audit.table(counts, count)}\n")
+    # What was under way at a kill is done again.
+    assert sum(counts.values()) <= (WRITES_PER_JOB + 1) * count
