@@ -257,3 +257,33 @@ def test_r_args_bad_arguments_end_before_any_job_is_made() -> None:
     assert plan.status is not None
     assert plan.status.cause is not None
     assert "/limit" in plan.status.cause.message
+
+
+def nested(depth: int, *, listed: bool = False) -> Json:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if listed else {"a": value}
+    return {"a": value}
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["lists", "objects"])
+@pytest.mark.parametrize("depth", [100, 900], ids=str)
+def test_r_template_what_is_nested_too_deeply_ends(depth: int, *, listed: bool) -> None:
+    ref = {"name": "indexer"}
+    deep = nested(depth, listed=listed)
+    for job, tool in (
+        (an_agentjob(template=a_template() | {"metadata": deep}), None),
+        (an_agentjob(toolRef=ref, arguments=deep), a_tool(inputSchema={})),
+        (an_agentjob(toolRef=ref), a_tool(inputSchema=deep)),
+    ):
+        plan = decide(observed(job, tool=tool))
+        assert told(plan) == "failed invalid_spec unstarted"
+        assert plan.status is not None
+        assert plan.status.cause is not None
+        assert "levels deep" in plan.status.cause.message
+
+
+def test_r_args_arguments_as_deep_as_anybody_writes_them_are_taken() -> None:
+    job = an_agentjob(toolRef={"name": "indexer"}, arguments=nested(98))
+    plan = decide(observed(job, tool=a_tool(inputSchema={})))
+    assert told(plan) == "queued (creating) | CreateJob"

@@ -19,6 +19,7 @@ from agentjobs.api.agentjob import (
 from agentjobs.api.agenttool import AgentTool, ResourceRequirements
 from agentjobs.domain import arguments as args
 from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.nesting import check_depth
 from agentjobs.domain.observed import Observed, Policy
 from agentjobs.domain.quantity import parse_quantity
 from agentjobs.domain.template import Template, containers_of, read_template
@@ -172,6 +173,7 @@ def _arguments(spec: AgentJobSpec, tool: AgentTool, policy: Policy) -> dict[str,
     schema = tool.spec.input_schema
     if schema is None:
         schema = {"type": "object", "additionalProperties": False}
+    check_depth(spec.arguments, "spec.arguments")
     arguments = args.fill_defaults(schema, spec.arguments or {})
     size = len(args.encode(arguments).encode("utf-8", "surrogatepass"))
     if size > policy.max_arguments:

@@ -11,6 +11,7 @@ import jsonschema_rs
 
 from agentjobs.api.names import ENV_ARGUMENT_PREFIX
 from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.nesting import check_depth
 from agentjobs.domain.texts import cut, one_line
 
 MAX_EXACT_INTEGER = 2**53
@@ -39,6 +40,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     :raises InvalidSpecError: not a JSON Schema 2020-12, not for objects, a remote reference, a
         pattern that cannot be matched in linear time, a property that the catalogue needs itself.
     """
+    check_depth(schema, "spec.inputSchema")
     if schema.get("type", "object") != "object":
         raise InvalidSpecError("spec.inputSchema.type: must be object; arguments have names")
     properties = schema.get("properties")

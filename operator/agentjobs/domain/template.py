@@ -9,6 +9,7 @@ from typing import Any
 
 from agentjobs.api.names import GROUP, LABEL_QUEUE, MAX_DURATION_SECONDS, VOLUME
 from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.nesting import check_depth
 
 TEMPLATE_FIELDS = frozenset({"metadata", "spec"})
 RESERVED_PREFIX = f"{GROUP}/"
@@ -35,6 +36,7 @@ def read_template(body: Any, *, namespace: str, path: str = "spec.template") -> 
     :param path: how messages call the template.
     :raises InvalidSpecError: the first thing that we refuse.
     """
+    check_depth(body, path)
     template = _mapping(body, path)
     for unknown in [key for key in template if key not in TEMPLATE_FIELDS]:
         raise InvalidSpecError(
