@@ -121,7 +121,7 @@ def _summary(text: str) -> str:
     if stripped.startswith("{"):
         try:
             value = json.loads(stripped).get("summary")
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, str):
             return value
