@@ -14,6 +14,8 @@ DENIALS = re.compile(
     r"denied the request|denied request|violates PodSecurity|is forbidden: .*policy"
 )
 QUOTA = "exceeded quota"
+NO_JOB = 'Job in version "v1" cannot be handled as a Job: '
+UNKNOWN_FIELD = re.compile(r'unknown field "(spec|metadata)\b')
 RIGHTS = re.compile(r'cannot \w+ resource "')
 
 
@@ -48,7 +50,7 @@ def refusal_of(code: int, body: Mapping[str, Any]) -> Refusal | None:
     """
     message = str(body.get("message") or "")
     if code in UNPROCESSABLE:
-        return Refusal(RefusalKind.INVALID, _invalid_fields(body) or one_line(message))
+        return Refusal(RefusalKind.INVALID, _invalid_fields(body) or _undecodable(message))
     if code == FORBIDDEN:
         return Refusal(_kind_of_denial(message), one_line(message))
     return None
@@ -83,6 +85,12 @@ def _event_time(event: Mapping[str, Any]) -> str:
         or event.get("firstTimestamp")
         or ""
     )
+
+
+def _undecodable(message: str) -> str:
+    """What a 400 says, which has no list of fields, with its paths in terms of the AgentJob."""
+    words = one_line(message).removeprefix(NO_JOB)
+    return UNKNOWN_FIELD.sub(r'unknown field "spec.template.\1', words)
 
 
 def _invalid_fields(body: Mapping[str, Any]) -> str:
