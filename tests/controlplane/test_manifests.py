@@ -171,7 +171,7 @@ def test_r_template_a_queue_resumes_its_job_and_nobody_else(place: Place) -> Non
 ENDS = {
     "indexed-without-completions": ["spec.template.spec.completions"],
     "restart-always": ["spec.template.spec.template.spec.restartPolicy", "OnFailure", "Never"],
-    "mistyped-fields": ["activeDeadlineSecs", "gracePeriod", "imagePullpolicy"],
+    "mistyped-fields": ["spec.template.spec.activeDeadlineSecs", "gracePeriod", "imagePullpolicy"],
     "numbers-for-strings": ["containers.args"],
     "selector-of-its-own": ["spec.template.spec.manualSelector"],
     "owners-and-finalizers": ["spec.template.metadata.finalizers"],
