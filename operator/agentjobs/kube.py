@@ -247,7 +247,11 @@ class Kube:
         return lines[-1] if lines else ""
 
     async def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        value = orjson.loads(await self._raw(method, path, **request))
+        content = await self._raw(method, path, **request)
+        try:
+            value = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise UnavailableError(f"{method} {path}: the answer is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise UnavailableError(f"{method} {path}: the answer is no JSON object")
         return value
