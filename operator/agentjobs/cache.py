@@ -77,7 +77,8 @@ class Cache:
         key = Key(meta["namespace"], meta["name"])
         known = self.records.get(key)
         version = int(meta["resourceVersion"])
-        if known and known.uid == meta["uid"] and known.version >= version:
+        if known and known.version >= version:
+            # Versions of one resource compare, also those of a namesake that was deleted.
             return key
         status = body.get("status") or {}
         finished = bool(status.get("finishedAt"))
@@ -144,7 +145,7 @@ class Cache:
         name = Key(meta["namespace"], meta["name"], "Job")
         version = int(meta["resourceVersion"])
         known = self._children.get(name)
-        if known is None or known[1].uid != meta["uid"] or known[0] < version:
+        if known is None or known[0] < version:
             view = JobView.from_json(body)
             self._children[name] = (version, view)
             self._child_uids[view.uid] = name
@@ -189,6 +190,14 @@ class Cache:
         """Drop what is remembered of the pods of a Job that matters no more."""
         self._pods.pop(job_uid, None)
         self._child_uids.pop(job_uid, None)
+
+    def forget_pod(self, body: Mapping[str, Any]) -> None:
+        """Drop a pod of a Job that nobody will ask about."""
+        job_uid = PodView.from_json(body).job_uid
+        pods = self._pods.get(job_uid, {})
+        pods.pop(body["metadata"]["uid"], None)
+        if not pods:
+            self.forget_pods(job_uid)
 
     # --- nodes
 

@@ -100,6 +100,8 @@ class Feed:
         """Take in a pod."""
         self._metrics.watch_events.labels("Pod").inc()
         key = self._cache.put_pod(body, gone=gone)
+        if gone and (key is None or key not in self._cache.records):
+            self._cache.forget_pod(body)
         self._wake([key] if key else [])
 
     def tool(self, body: dict[str, Any], *, gone: bool = False) -> None:

@@ -302,7 +302,9 @@ class Passes:
             answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, {"metadata": meta})
         except NotFoundError:
             return False
-        self._cache.put_agentjob(answer)
+        if held or answer["metadata"].get("finalizers"):
+            # Otherwise it is gone, and its deletion may have been seen already.
+            self._cache.put_agentjob(answer)
         return held
 
     def _tidy(self, key: Key, job: AgentJob) -> None:
