@@ -1,0 +1,216 @@
+"""What is known of the cluster: the newest of everything, and nothing for longer than needed."""
+
+from typing import Any
+
+import pytest
+
+from agentjobs.cache import Cache, Key
+from agentjobs.controller import Feed
+from agentjobs.domain.pods import PodView
+from agentjobs.metrics import Metrics
+
+NS = "n"
+
+
+def meta(name: str, uid: str, version: int, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": NS,
+        "uid": uid,
+        "resourceVersion": str(version),
+        "generation": 1,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        **more,
+    }
+
+
+def agentjob(uid: str, version: int, *, state: str = "", **spec: Any) -> dict[str, Any]:
+    status = {"state": state} if state else {}
+    if state == "done":
+        status["finishedAt"] = "2026-01-01T00:01:00Z"
+    return {
+        "metadata": meta("a", uid, version),
+        "spec": {"template": {"spec": {"x": 1}}, **spec},
+        "status": status,
+    }
+
+
+def owner(kind: str, name: str, uid: str) -> dict[str, Any]:
+    version = "agentjobs.dev/v1alpha1" if kind == "AgentJob" else "batch/v1"
+    reference = {"apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": True}
+    return {"ownerReferences": [reference]}
+
+
+def job(uid: str, version: int, *, of: str = "u1", failed: int = 0) -> dict[str, Any]:
+    return {
+        "metadata": meta("a-1", uid, version, **owner("AgentJob", "a", of)),
+        "spec": {},
+        "status": {"failed": failed},
+    }
+
+
+def pod(uid: str, version: int, *, of: str = "j1", phase: str = "Running") -> dict[str, Any]:
+    labels = {"labels": {"agentjobs.dev/job": "a"}}
+    return {
+        "metadata": meta(uid, uid, version, **owner("Job", "a-1", of), **labels),
+        "spec": {"containers": [{"name": "tool"}]},
+        "status": {"phase": phase},
+    }
+
+
+def state_of(cache: Cache) -> str | None:
+    state = cache.records[Key(NS, "a")].parse().status.state
+    return state.value if state else None
+
+
+@pytest.fixture
+def cache() -> Cache:
+    return Cache()
+
+
+def test_an_older_version_is_ignored(cache: Cache) -> None:
+    cache.put_agentjob(agentjob("u1", 10, state="running"))
+    cache.put_agentjob(agentjob("u1", 9, state="queued"))
+    assert state_of(cache) == "running"
+    cache.put_agentjob(agentjob("u1", 11, state="done"))
+    assert state_of(cache) == "done"
+
+
+def test_a_late_word_about_a_deleted_namesake_is_ignored(cache: Cache) -> None:
+    cache.put_agentjob(agentjob("u1", 5))
+    cache.put_agentjob(agentjob("u2", 10, state="running"))
+    cache.put_agentjob(agentjob("u1", 6, state="done"))
+    cache.drop_agentjob(Key(NS, "a"), "u1")
+    assert cache.records[Key(NS, "a")].uid == "u2"
+    assert state_of(cache) == "running"
+
+    cache.put_job(job("j2", 20, of="u2"))
+    cache.put_job(job("j1", 15))
+    cache.drop_job(job("j1", 16))
+    child = cache.child(NS, "a-1")
+    assert child is not None
+    assert child.uid == "j2"
+
+
+def test_versions_are_numbers_and_not_words(cache: Cache) -> None:
+    cache.put_agentjob(agentjob("u1", 99, state="queued"))
+    cache.put_agentjob(agentjob("u1", 100, state="running"))
+    assert state_of(cache) == "running"
+
+
+def test_a_finished_record_keeps_nothing_of_what_was_run(cache: Cache) -> None:
+    cache.put_agentjob(agentjob("u1", 1, arguments={"secret": "x"}))
+    assert b"secret" in cache.records[Key(NS, "a")].body
+    cache.put_agentjob(agentjob("u1", 2, state="done", arguments={"secret": "x"}))
+    assert b"secret" not in cache.records[Key(NS, "a")].body
+
+
+def test_a_deleted_pod_is_remembered_as_it_was_last_seen(cache: Cache) -> None:
+    cache.put_pod(pod("p", 1, phase="Pending"))
+    cache.put_pod(pod("p", 3))
+    cache.put_pod(pod("p", 4, phase="Failed"), gone=True)
+    (view,) = cache.pods("j1")
+    assert (view.phase, view.gone, view.dead) == ("Failed", True, True)
+    cache.put_pod(pod("p", 2))
+    assert cache.pods("j1")[0].gone
+
+
+def test_pods_belong_to_the_uid_of_their_job_and_never_to_a_label(cache: Cache) -> None:
+    cache.put_pod(pod("p", 1, of="somebody-else"))
+    assert cache.pods("j1") == ()
+    bare = pod("q", 1)
+    del bare["metadata"]["ownerReferences"]
+    assert cache.put_pod(bare) is None
+
+
+def test_what_a_list_does_not_show_any_more_is_lost(cache: Cache) -> None:
+    cache.put_agentjob(agentjob("u1", 1))
+    cache.put_job(job("j1", 2))
+    cache.put_pod(pod("p", 3))
+    assert cache.lose_pod("j1", "p") == Key(NS, "a")
+    assert cache.pods("j1")[0].gone
+    assert not list(cache.live_pods())
+    assert cache.lose_job(Key(NS, "a-1", "Job")) == Key(NS, "a")
+    assert cache.child(NS, "a-1") is None
+
+
+class Wakes:
+    """The queue and the passes, as far as a feed knows them."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+
+    def add(self, key: Key) -> None:
+        self.keys.append(key)
+
+    def forget(self, _: object) -> None:
+        return
+
+
+@pytest.fixture
+def wakes() -> Wakes:
+    return Wakes()
+
+
+@pytest.fixture
+def feed(cache: Cache, wakes: Wakes) -> Feed:
+    return Feed(cache, wakes, wakes, Metrics())  # type: ignore[arg-type] # two methods of each
+
+
+def test_an_event_of_a_child_wakes_its_agentjob(feed: Feed, wakes: Wakes) -> None:
+    feed.agentjob(agentjob("u1", 1))
+    feed.job(job("j1", 2))
+    feed.pod(pod("p", 3))
+    assert wakes.keys == [Key(NS, "a")] * 3
+    feed.job({**job("x", 4), "metadata": meta("x", "x", 4)})
+    assert len(wakes.keys) == 3
+
+
+def test_a_dependency_wakes_those_that_wait_for_it(feed: Feed, wakes: Wakes) -> None:
+    waiting = agentjob("u2", 1, dependsOn=[{"name": "a"}])
+    waiting["metadata"]["name"] = "b"
+    feed.agentjob(waiting)
+    wakes.keys.clear()
+    feed.agentjob(agentjob("u1", 2, state="done"))
+    assert wakes.keys == [Key(NS, "a"), Key(NS, "b")]
+
+
+def test_nothing_is_left_of_an_agentjob_that_is_gone_with_all_it_had(
+    feed: Feed, cache: Cache
+) -> None:
+    feed.agentjob(agentjob("u1", 1))
+    feed.job(job("j1", 2))
+    feed.pod(pod("p", 3))
+    feed.agentjob(agentjob("u1", 4, state="done"), gone=True)
+    feed.job(job("j1", 5), gone=True)
+    feed.pod(pod("p", 6), gone=True)
+    left = {name: value for name, value in vars(cache).items() if value}
+    assert not left
+
+
+def test_a_pod_that_goes_after_its_job_is_remembered_while_its_agentjob_lives(
+    feed: Feed, cache: Cache
+) -> None:
+    feed.agentjob(agentjob("u1", 1, state="running"))
+    feed.job(job("j1", 2))
+    feed.pod(pod("p", 3))
+    feed.job(job("j1", 4), gone=True)
+    feed.pod(pod("p", 5), gone=True)
+    assert [view.gone for view in cache.pods("j1")] == [True]
+    assert isinstance(cache.pods("j1")[0], PodView)
+
+
+async def test_the_first_list_is_no_loss(feed: Feed) -> None:
+    for event in (None, None, "ADDED", "MODIFIED"):
+        feed.follow("pods", event)
+    assert not feed.lost_place.is_set()
+
+
+async def test_a_list_after_events_is_a_watch_that_lost_its_place(feed: Feed) -> None:
+    feed.follow("jobs", None)
+    for event in (None, "ADDED", None, None):
+        feed.follow("pods", event)
+    assert feed.lost_place.is_set()
+    feed.lost_place.clear()
+    feed.follow("pods", None)
+    assert not feed.lost_place.is_set(), "the same list"
