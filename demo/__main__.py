@@ -34,7 +34,7 @@ def up() -> int:
     began = time.monotonic()
     cluster = install.up()
     create_jobs(cluster)
-    kubectl = [binary("kubectl"), "--kubeconfig", cluster.kubeconfig]
+    kubectl = [str(binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig)]
     with Followers(kubectl, NAMESPACE) as followers:
         jobs = follow(cluster, new_display(), followers)
         results = report(jobs, followers)

@@ -19,8 +19,9 @@ CHART = Path(__file__).parents[1] / "charts" / "agentjobs"
 LABEL = "installed-by=agentjobs-demo"
 """Of the Helm release, so that somebody else's is left alone."""
 HELM_TIMEOUT = 180
-ROLLOUT_TIMEOUT = 120
-DELETE_TIMEOUT = 180
+ROLLOUT_TIMEOUT = 110
+TOOLS_TIMEOUT = 60
+DELETE_TIMEOUT = 110
 
 
 def up() -> Cluster:
@@ -36,10 +37,9 @@ def up() -> Cluster:
         with step("installing the operator with helm"):
             _install_chart(cluster, archives["operator"])
     with step("setting up the demo's tools and the site to crawl"):
-        for name in ("namespace", "docs-site", "tools"):
-            cluster.kubectl("apply", "--filename", MANIFESTS / f"{name}.yaml")
-        _restart_if_changed(cluster, archives["demo"])
+        _apply_manifests(cluster, archives["demo"])
         _wait_for_rollout(cluster, NAMESPACE, "docs-site")
+        _wait_for_tools(cluster)
     return cluster
 
 
@@ -64,12 +64,24 @@ def _install_chart(cluster: Cluster, archive: Path) -> None:
     settings = [word for pair in values.items() for word in ("--set", "=".join(pair))]
     # The tag stays when the image changes; the name of its archive does not.
     settings += ["--set-string", f"operator.podAnnotations.image-archive={archive.stem}"]
-    command = ["upgrade", "--install", RELEASE, CHART, "--create-namespace", "--labels", LABEL]
+    command: list[str | Path] = [
+        "upgrade",
+        "--install",
+        RELEASE,
+        CHART,
+        "--create-namespace",
+        "--labels",
+        LABEL,
+    ]
     try:
         _helm(cluster, *command, *settings, "--wait", f"--timeout={HELM_TIMEOUT}s")
     except ClusterError as error:
-        advice = f"kubectl --namespace {RELEASE_NAMESPACE} describe pods"
-        raise ClusterError(f"{error}\nlook at: KUBECONFIG={cluster.kubeconfig} {advice}") from error
+        look = f"kubectl --namespace {RELEASE_NAMESPACE}"
+        raise ClusterError(
+            f"{error}\nthe operator did not get ready; look at:\n"
+            f"  export KUBECONFIG={cluster.kubeconfig}\n"
+            f"  {look} describe pods\n  {look} logs deployment/agentjobs-operator"
+        ) from error
 
 
 def _foreign_release(cluster: Cluster) -> bool:
@@ -92,10 +104,23 @@ def _uninstall(cluster: Cluster) -> None:
         cluster.kubectl("delete", "namespace", RELEASE_NAMESPACE, "--ignore-not-found")
 
 
-def _restart_if_changed(cluster: Cluster, archive: Path) -> None:
-    change = {"spec": {"template": {"metadata": {"annotations": {"image-archive": archive.stem}}}}}
-    patch = ["patch", "deployment", "docs-site", "--patch", json.dumps(change)]
-    cluster.kubectl("--namespace", NAMESPACE, *patch)
+def _apply_manifests(cluster: Cluster, archive: Path) -> None:
+    """Create or update what the jobs need. The image's tag stays, so its archive is named, too."""
+    for name in ("namespace", "docs-site", "tools"):
+        text = (MANIFESTS / f"{name}.yaml").read_text(encoding="utf-8")
+        text = text.replace("IMAGE_ARCHIVE", archive.stem.replace("@", "-"))
+        cluster.kubectl("apply", "--filename", "-", input_text=text)
+
+
+def _wait_for_tools(cluster: Cluster) -> None:
+    wait = ["wait", "agenttools", "--all", "--for=condition=Ready", f"--timeout={TOOLS_TIMEOUT}s"]
+    try:
+        cluster.kubectl("--namespace", NAMESPACE, *wait)
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}\nlook at: KUBECONFIG={cluster.kubeconfig} "
+            f"kubectl --namespace {NAMESPACE} describe agenttools"
+        ) from error
 
 
 def _wait_for_rollout(cluster: Cluster, namespace: str, deployment: str) -> None:
@@ -110,5 +135,10 @@ def _wait_for_rollout(cluster: Cluster, namespace: str, deployment: str) -> None
 
 
 def _helm(cluster: Cluster, *arguments: str | Path) -> str:
-    options = ["--kubeconfig", cluster.kubeconfig, "--namespace", RELEASE_NAMESPACE]
+    options: list[str | Path] = [
+        "--kubeconfig",
+        cluster.kubeconfig,
+        "--namespace",
+        RELEASE_NAMESPACE,
+    ]
     return run([binary("helm"), *options, *arguments], timeout=HELM_TIMEOUT + 60)

@@ -4,7 +4,6 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +16,7 @@ END_SECONDS = 5.0
 class Follower:
     """Reads one pod's log until the pod ends."""
 
-    def __init__(self, command: Sequence[str | Path]) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self.progress: tuple[int, str] | None = None
         self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._process = subprocess.Popen(  # noqa: S603
@@ -52,7 +51,7 @@ class Follower:
 class Followers:
     """One follower for each pod that was named."""
 
-    def __init__(self, kubectl: Sequence[str | Path], namespace: str) -> None:
+    def __init__(self, kubectl: Sequence[str], namespace: str) -> None:
         self._command = [*kubectl, "--namespace", namespace, "logs", "--follow"]
         self._by_pod: dict[str, Follower] = {}
 

@@ -18,7 +18,9 @@ from .table import Display, Row
 
 NAMESPACE = "agentjobs-demo"
 MANIFESTS = Path(__file__).parent / "manifests"
-DELETE_TIMEOUT = 120
+AGENTJOBS = "agentjobs.agentjobs.dev"
+"""The full name: the short one may be a category, which has the tools in it, too."""
+DELETE_TIMEOUT = 110
 RUN_TIMEOUT = 720.0
 """Longer than the jobs' own deadline: the operator ends them before we give up."""
 POLL_SECONDS = 1.0
@@ -28,14 +30,14 @@ READ_FAILURES = 5
 
 def create_jobs(cluster: Cluster) -> None:
     """Create the jobs; those of an earlier run are removed first, with all that they made."""
-    if cluster.kubectl("--namespace", NAMESPACE, "get", "agentjobs", "--output", "name").strip():
+    if cluster.kubectl("--namespace", NAMESPACE, "get", AGENTJOBS, "--output", "name").strip():
         with step("removing the jobs of the last run"):
-            delete = ["delete", "agentjobs", "--all", f"--timeout={DELETE_TIMEOUT}s"]
+            delete = ["delete", AGENTJOBS, "--all", f"--timeout={DELETE_TIMEOUT}s"]
             try:
                 cluster.kubectl("--namespace", NAMESPACE, *delete)
             except ClusterError as error:
                 raise ClusterError(
-                    f"{error}\nlook at: kubectl --namespace {NAMESPACE} describe agentjobs"
+                    f"{error}\nlook at: kubectl --namespace {NAMESPACE} describe aj"
                 ) from error
     cluster.kubectl("create", "--filename", MANIFESTS / "jobs.yaml")
 
@@ -60,7 +62,7 @@ def follow(cluster: Cluster, display: Display, followers: Followers) -> list[Job
 
 def read_jobs(cluster: Cluster) -> list[Job]:
     """Return the demo's jobs as they are now."""
-    text = cluster.kubectl("--namespace", NAMESPACE, "get", "agentjobs", "--output", "json")
+    text = cluster.kubectl("--namespace", NAMESPACE, "get", AGENTJOBS, "--output", "json")
     return [from_object(item) for item in json.loads(text)["items"]]
 
 
@@ -72,7 +74,8 @@ def report(jobs: Sequence[Job], followers: Followers) -> str:
         parts += ["", f"{job.name}: {ended}"]
         parts += [f"  cause: {job.cause}"] if job.cause else []
         parts += [f"  summary: {job.summary}"] if job.summary else []
-        parts += [f"  result ({job.result_source}):", *_indented(_pretty(job.result))]
+        if job.result:
+            parts += [f"  result ({job.result_source}):", *_indented(_pretty(job.result))]
         if job.pod_name:
             parts += ["  end of its log:", *_indented(followers.last_lines(job.pod_name))]
     return "\n".join(parts)
@@ -81,14 +84,17 @@ def report(jobs: Sequence[Job], followers: Followers) -> str:
 def next_commands(cluster: Cluster, jobs: Sequence[Job]) -> str:
     """Return commands to go on with, as they can be typed."""
     folder = binary("kubectl").parent
-    pods = " ".join(job.pod_name for job in jobs[:1] if job.pod_name)
     commands = [
         f"export KUBECONFIG={cluster.kubeconfig}",
         *([] if shutil.which("kubectl") else [f"export PATH={folder}:$PATH"]),
         "kubectl get aj -A",
         f"kubectl -n {NAMESPACE} describe aj {jobs[0].name}",
         "kubectl explain aj.spec.deadlineSeconds",
-        f"kubectl -n {NAMESPACE} logs {pods} --tail=5",
+        *(
+            f"kubectl -n {NAMESPACE} logs {job.pod_name} --tail=5"
+            for job in jobs[:1]
+            if job.pod_name
+        ),
         "make demo-down",
     ]
     return "\n".join(["", "What to try next:", *(f"  {command}" for command in commands)])
@@ -132,7 +138,7 @@ def _pretty(result: str) -> list[str]:
     try:
         return json.dumps(json.loads(result), indent=2, ensure_ascii=False).splitlines()
     except ValueError:
-        return result.splitlines() or ["none"]
+        return result.splitlines()
 
 
 def _indented(lines: Sequence[str]) -> list[str]:
