@@ -169,8 +169,15 @@ class PodView:
 
     @property
     def final(self) -> bool:
-        """Whether the kubelet has declared it over: no container of it runs any more."""
-        return self.phase in {"Succeeded", "Failed"}
+        """Whether the kubelet has declared it over and no container of it runs any more.
+
+        The phase alone proves nothing: a kubelet was seen to publish Failed, DeadlineExceeded
+        while the container was still within its grace period.
+        """
+        containers = (self.tool, *self.others, *self.init)
+        return self.phase in {"Succeeded", "Failed"} and not any(
+            c and c.running for c in containers
+        )
 
     @property
     def dead(self) -> bool:
