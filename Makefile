@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := $(PY) -m pytest
 # What the tiers of `make test` leave to others.
-UNIT := not controlplane and not cluster and not soak
+UNIT := unit
 
 .PHONY: help setup demo demo-down lint unit controlplane cluster test soak generate fix lock
 
@@ -35,24 +35,28 @@ demo-down: $(READY) ## Take away what `make demo` has set up
 
 test: lint unit controlplane cluster ## Run all tiers of tests, the fast ones first
 
-lint: $(READY) ## Check style, types, direction of imports, generated files
+lint: $(READY) ## Check style, types, direction of imports
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
-	$(PY) -m agentjobs.generate --check
 
 unit: $(READY) ## Run the tests that need nothing
 	$(PYTEST) -q -m "$(UNIT)"
 
 controlplane: $(READY) ## Run the tests on a real API server without nodes
+	$(PY) -m tests.cluster build --control-plane
+	$(PY) -m tests.cluster binary helm > /dev/null
 	$(PYTEST) -q -m "controlplane and not soak"
 
 cluster: $(READY) ## Run the tests on a real node (root)
+	$(PY) -m tests.cluster build
+	$(PY) -m tests.cluster.imagebuild operator > /dev/null
 	$(PYTEST) -q -m "cluster and not soak"
 
 soak: $(READY) ## Run everything with large counts
-	AGENTJOBS_SOAK=1 $(PYTEST) -q
+	$(PY) -m tests.cluster build
+	AGENTJOBS_SOAK=1 $(PYTEST) -q --timeout 3600
 
 generate: $(READY) ## Write crds/, the chart's CRDs, manifests/install.yaml
 	$(PY) -m agentjobs.generate

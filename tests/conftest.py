@@ -10,9 +10,11 @@ TIERS = ("unit", "controlplane", "cluster")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort into tiers what has no mark of its own; what renders the chart waits for helm."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
-            item.add_marker("unit")
+            needs_helm = "helm" in getattr(item, "fixturenames", ())
+            item.add_marker("controlplane" if needs_helm else "unit")
 
 
 @pytest.fixture(scope="session")
