@@ -1,0 +1,182 @@
+"""Sending events to a real receiver on this machine (R-CALLBACK)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agentjobs import dispatch
+from agentjobs.dispatch import Dispatcher, Letter
+from agentjobs.domain.callbacks import Outcome, Reply
+from agentjobs.domain.destinations import Destinations
+from agentjobs.signing import Signer
+from tests.receiver import Request
+
+SIGNER = Signer(Ed25519PrivateKey.generate())
+HERE = Destinations.from_json('[{"cidrs": ["127.0.0.0/8"]}]', insecure_loopback=True)
+BODY = b'{"id": "evt_1", "subject": "a.b"}'
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def receiving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield f"http://127.0.0.1:{port}/events"
+    finally:
+        await runner.cleanup()
+
+
+async def sent(url: str, destinations: Destinations = HERE, event: str = "evt_1") -> Outcome:
+    """Send one event and wait for what comes of it."""
+    told = asyncio.Event()
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, destinations, lambda _key: told.set())
+    dispatcher.submit("key", Letter(event, "team-a", url, BODY))
+    await asyncio.wait_for(told.wait(), 10)
+    outcome = dispatcher.outcome(event)
+    assert outcome is not None
+    await dispatcher.close()
+    return outcome
+
+
+def answering(status: int, headers: dict[str, str] | None = None) -> Handler:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=status, headers=headers)
+
+    return handler
+
+
+async def test_a_receiver_gets_the_bytes_and_a_signature_that_verifies() -> None:
+    got: list[Request] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        got.append(Request(0, headers, await request.read()))
+        return web.Response(status=204)
+
+    async with receiving(handler) as url:
+        assert (await sent(url)).reply is Reply.TAKEN
+    (request,) = got
+    assert request.body == BODY
+    assert request.headers["content-type"].startswith("application/cloudevents+json")
+    request.verify(SIGNER.public())
+    with pytest.raises(InvalidSignature):
+        Request(0, request.headers, BODY + b" ").verify(SIGNER.public())
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "reply", "retry_after"),
+    [
+        pytest.param(200, {}, Reply.TAKEN, None, id="any 2xx takes it"),
+        pytest.param(302, {"Location": "http://127.0.0.1:1/"}, Reply.FAILED, None, id="no 3xx"),
+        pytest.param(410, {}, Reply.GONE, None, id="410 wants no more"),
+        pytest.param(429, {"Retry-After": "7"}, Reply.FAILED, 7.0, id="429 says when"),
+        pytest.param(503, {"Retry-After": "soon"}, Reply.FAILED, None, id="503 in odd words"),
+        pytest.param(500, {}, Reply.FAILED, None, id="500 is tried again"),
+    ],
+)
+async def test_what_an_answer_means(
+    status: int, headers: dict[str, str], reply: Reply, retry_after: float | None
+) -> None:
+    async with receiving(answering(status, headers)) as url:
+        outcome = await sent(url)
+    assert (outcome.reply, outcome.retry_after) == (reply, retry_after)
+
+
+async def test_a_receiver_that_never_answers_is_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "TOTAL_SECONDS", 0.2)
+
+    async def handler(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with receiving(handler) as url:
+        outcome = await sent(url)
+    assert outcome.reply is Reply.FAILED
+    assert "no answer" in outcome.error
+
+
+async def test_an_endless_answer_is_not_read_to_its_end() -> None:
+    written = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while written < 64 * 1024 * 1024:
+            await response.write(b"x" * 65536)
+            written += 65536
+        return response
+
+    async with receiving(handler) as url:
+        assert (await sent(url)).reply is Reply.TAKEN
+    assert written < 16 * 1024 * 1024
+
+
+async def test_nobody_listening_says_so_without_an_address() -> None:
+    outcome = await sent("http://127.0.0.1:9/events")
+    assert (outcome.reply, outcome.error) == (Reply.FAILED, "no connection to the receiver")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001"])
+async def test_a_forbidden_address_gets_no_connection_however_it_is_written(host: str) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        raise AssertionError("it was called")
+
+    everything = Destinations.from_json('[{"hosts": ["*"], "cidrs": ["0.0.0.0/0", "::/0"]}]')
+    async with receiving(handler) as url:
+        outcome = await sent(url.replace("127.0.0.1", host), everything)
+    assert outcome.reply is Reply.FAILED
+
+
+async def test_one_slow_receiver_does_not_delay_another() -> None:
+    release = asyncio.Event()
+
+    async def slow(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response(status=204)
+
+    told: asyncio.Queue[str] = asyncio.Queue()
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, told.put_nowait)
+    async with receiving(slow) as slow_url, receiving(answering(204)) as fast_url:
+        for number in range(20):
+            dispatcher.submit(f"slow-{number}", Letter(f"s{number}", "team-a", slow_url, BODY))
+        dispatcher.submit("fast", Letter("f", "team-a", fast_url, BODY))
+        assert await asyncio.wait_for(told.get(), 5) == "fast"
+        release.set()
+        await dispatcher.close()
+
+
+async def test_an_event_is_not_submitted_twice() -> None:
+    calls = 0
+
+    async def handler(_: web.Request) -> web.Response:
+        nonlocal calls
+        calls += 1
+        return web.Response(status=204)
+
+    told = asyncio.Event()
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, lambda _key: told.set())
+    async with receiving(handler) as url:
+        letter = Letter("e", "team-a", url, BODY)
+        dispatcher.submit("key", letter)
+        dispatcher.submit("key", letter)
+        await asyncio.wait_for(told.wait(), 5)
+        dispatcher.submit("key", letter)
+        assert (calls, dispatcher.busy("e")) == (1, False)
+        dispatcher.settle("e")
+        assert dispatcher.outcome("e") is None
+        await dispatcher.close()
