@@ -230,6 +230,7 @@ def disrupted(reason: str, message: str = "") -> Json:
 
 def observed(job: AgentJob | None = None, *, now: float = 60, **fields: Any) -> Observed:
     """What one pass has read, `now` in seconds from the creation of the AgentJob."""
+    fields = {"pods_listed": True} | fields
     return Observed(now=at(now), job=job or an_agentjob(), **fields)
 
 

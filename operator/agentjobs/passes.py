@@ -11,7 +11,7 @@ import orjson
 from pydantic import ValidationError
 
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus
-from agentjobs.api.names import FINALIZER
+from agentjobs.api.names import FINALIZER, LABEL_JOB
 from agentjobs.cache import Cache, Key, Record
 from agentjobs.dispatch import Dispatcher, Letter
 from agentjobs.domain.callbacks import event_body
@@ -19,7 +19,7 @@ from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.nodes import lose_pods
-from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine
+from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine, ReadPods
 from agentjobs.domain.plan import (
     Action,
     AddFinalizer,
@@ -82,7 +82,7 @@ class Passes:
         self._policy = policy
         self._fence = fence
         self._refusals: dict[str, tuple[datetime, Refusal | None]] = {}
-        self._children_seen: set[str] = set()
+        self._children_seen: dict[str, str] = {}
         self._written_at: dict[str, datetime] = {}
 
     async def run(self, key: Key) -> float | None:
@@ -118,7 +118,7 @@ class Passes:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of an AgentJob that is gone."""
         self._refusals.pop(uid, None)
-        self._children_seen.discard(uid)
+        self._children_seen.pop(uid, None)
         self._written_at.pop(uid, None)
 
     async def _pass(self, key: Key, record: Record) -> float | None:
@@ -151,10 +151,10 @@ class Passes:
         meta, status = job.metadata, job.status
         child = self._cache.child(meta.namespace, status.job_name) if status.job_name else None
         ours = child is not None and child.owner_uid == meta.uid
-        if ours:
-            self._children_seen.add(meta.uid)
+        if child and ours:
+            self._children_seen[meta.uid] = child.uid
         attempt = status.attempts[-1] if status.attempts else None
-        job_uid = child.uid if child and ours else (attempt.job_uid if attempt else None)
+        job_uid = self._children_seen.get(meta.uid) or (attempt.job_uid if attempt else None)
         now = utc_now()
         looked_at, refusal = self._refusals.get(meta.uid, (None, None))
         lately = timedelta(seconds=self._policy.refusal_recheck)
@@ -189,6 +189,12 @@ class Passes:
                 log.info("the last line of pod %s/%s is lost: %s", namespace, need.pod, error)
                 line = ""
             return replace(seen, last_line=line)
+        if isinstance(need, ReadPods):
+            selector = f"{LABEL_JOB}={seen.job.metadata.name}"
+            async for page in self._kube.pages(PODS, namespace, {"labelSelector": selector}):
+                for body in page["items"]:
+                    self._cache.put_pod(body)
+            return replace(self._gather(seen.job), pods_listed=True)
         selector = f"involvedObject.uid={need.job_uid}"
         events: list[dict[str, Any]] = []
         async for page in self._kube.pages(EVENTS, namespace, {"fieldSelector": selector}):
@@ -261,7 +267,7 @@ class Passes:
             return True
         self._refusals.pop(job.metadata.uid, None)
         self._cache.put_job(made)
-        self._children_seen.add(job.metadata.uid)
+        self._children_seen[job.metadata.uid] = made["metadata"]["uid"]
         return False
 
     async def _expire(self, key: Key, action: ExpirePod) -> None:

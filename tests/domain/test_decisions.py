@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from agentjobs.domain.observed import ReadPods
 from agentjobs.domain.plan import CreateJob, ExpirePod, SuspendJob
 from agentjobs.domain.reconcile import decide
 from tests.builders import (
@@ -265,8 +266,12 @@ def test_r_level_a_pod_that_outlives_its_job_wakes_nobody_at_once(asked: str) ->
 
 
 def test_r_attempt_a_job_that_vanished_is_not_created_again_and_keeps_its_uid_on_record() -> None:
-    plan = decide(observed(an_agentjob(status=claimed(jobUID="j1"))))
-    assert told(plan) == "failed deleted_externally unstarted"
+    gone = an_agentjob(status=claimed(jobUID="j1"))
+    assert decide(observed(gone, pods_listed=False)).need == ReadPods()
+    plan = decide(observed(gone))
+    assert told(plan) == "failed deleted_externally ran lost"
+    seen_without_pods = decide(observed(gone, child_seen=True))
+    assert told(seen_without_pods) == "failed deleted_externally unstarted"
     assert plan.status is not None
     assert plan.status.attempts is not None
     assert plan.status.attempts[0].job_uid == "j1"

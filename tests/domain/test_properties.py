@@ -11,7 +11,7 @@ from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.names import STATUS_BUDGET_BYTES, TERMINAL_STATES, CauseCode
 from agentjobs.domain.job import job_name
 from agentjobs.domain.mergepatch import merge_patch
-from agentjobs.domain.observed import Observed, ReadLastLine, ReadRefusals
+from agentjobs.domain.observed import Observed, ReadLastLine, ReadPods, ReadRefusals
 from agentjobs.domain.plan import DeleteAgentJob, Plan, RemoveFinalizer
 from agentjobs.domain.reconcile import decide
 from agentjobs.domain.status import size_of
@@ -44,6 +44,8 @@ def settled(seen: Observed) -> tuple[Observed, Plan]:
             seen = replace(seen, last_line="")
         elif isinstance(plan.need, ReadRefusals):
             seen = replace(seen, refusal_known=True)
+        elif isinstance(plan.need, ReadPods):
+            seen = replace(seen, pods_listed=True)
         else:
             return seen, plan
     raise AssertionError(f"still asks for {plan.need}")

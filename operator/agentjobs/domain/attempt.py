@@ -11,7 +11,6 @@ from agentjobs.api.agentjob import (
 from agentjobs.api.names import (
     CauseCode,
     ConditionType,
-    Evidence,
     Reason,
     State,
 )
@@ -32,14 +31,22 @@ from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import end, end_unstarted
 from agentjobs.domain.job import desired_job, placeholder_job
 from agentjobs.domain.mirror import counts, deadline, invalid, mirror, sentence, with_condition
-from agentjobs.domain.observed import Observed, ReadRefusals
+from agentjobs.domain.observed import Observed, ReadPods, ReadRefusals
 from agentjobs.domain.plan import (
     CreateJob,
     Plan,
 )
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import RefusalKind
-from agentjobs.domain.verdict import Verdict, judge_job, judge_pod, never_ran, vanished
+from agentjobs.domain.verdict import (
+    Verdict,
+    ended_unseen,
+    judge_job,
+    judge_pod,
+    may_have_begun,
+    never_ran,
+    vanished,
+)
 from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
 
 MAX_POD_UIDS = 16
@@ -86,9 +93,11 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
     if began:
         if any(not pod.dead for pod in seen.pods):
             return _outlived(seen)
+        if not seen.pods_listed:
+            return Plan(need=ReadPods())
         ending = seen.job.status.ending
         if ending is None:
-            verdict = vanished(attempt.job_name, seen.pods, ran=started(seen))
+            verdict = vanished(attempt.job_name, seen.pods, ran=_may_have_begun(seen))
             return end(seen, verdict, None)
         return _vanished_while_ending(seen, ending)
     if seen.refusal and seen.refusal.kind in {RefusalKind.INVALID, RefusalKind.DENIED}:
@@ -103,15 +112,27 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
         state = st.live_state(status, running=False)
         waits = status.waiting if state is State.QUEUED else None
         status = status.model_copy(update={"state": state, "waiting": waits})
-        body = placeholder_job(seen.job, attempt.job_name)
-        return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
+        return _take_name(seen, status, attempt.job_name)
     return _create_again(seen)
+
+
+def _take_name(seen: Observed, status: AgentJobStatus, name: str) -> Plan:
+    """Make a placeholder; one that is refused is tried again after a while."""
+    if seen.refusal and seen.refusal_known:
+        later = seen.now + timedelta(seconds=seen.policy.refusal_recheck)
+        return mirror(seen, status, requeue_at=later)
+    body = placeholder_job(seen.job, name)
+    return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
 
 
 def _outlived(seen: Observed) -> Plan:
     """Wait for pods that outlive their Job; a stop or a deadline ends them all the same."""
     due = ending_due(seen, deadline(seen))
-    status = seen.job.status.model_copy(update={"ending": due})
+    begun = _begun(seen)
+    status = seen.job.status.model_copy(update={"ending": due, "started_at": begun})
+    status = st.with_attempt(status, started_at=begun)
+    if begun:
+        status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
     if not due:
         times = (deadline(seen), seen.pods_lost_at)
         return mirror(seen, status, requeue_at=min(t for t in times if t))
@@ -123,14 +144,10 @@ def _outlived(seen: Observed) -> Plan:
 
 def _vanished_while_ending(seen: Observed, ending: Ending) -> Plan:
     """The Job that was being ended is gone: deleted by us because of its queue, or by others."""
-    pod = next((p for p in reversed(seen.pods) if p.started), None)
+    pod = next((p for p in reversed(seen.pods) if may_have_begun(p)), None)
     if pod is not None:
         return end(seen, judge_pod(pod, ending, linger=seen.policy.linger), ending)
-    verdict = never_ran(ending)
-    if started(seen) and verdict.cause:
-        lost = verdict.cause.model_copy(update={"ran": True, "evidence": Evidence.LOST})
-        verdict = replace(verdict, cause=lost)
-    return end(seen, verdict, ending)
+    return end(seen, ended_unseen(ending) if _may_have_begun(seen) else never_ran(ending), ending)
 
 
 def _name_taken(seen: Observed, other: JobView) -> Plan:
@@ -156,8 +173,7 @@ def _create_again(seen: Observed) -> Plan:
         accepted = accept(seen)
     except InvalidSpecError as error:
         status = seen.job.status.model_copy(update={"ending": invalid(seen, error)})
-        body = placeholder_job(seen.job, status.job_name or "")
-        return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
+        return _take_name(seen, status, status.job_name or "")
     if seen.refusal:
         status = seen.job.status.model_copy(update={"waiting": refused(seen.refusal)})
         if seen.refusal.kind is RefusalKind.RIGHTS:
@@ -180,23 +196,32 @@ def _create_again(seen: Observed) -> Plan:
 
 def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
     linger = seen.policy.linger
-    if ending and not started(seen) and not child.complete:
+    if ending and not _may_have_begun(seen) and not child.complete:
         return never_ran(ending)
-    began = [pod for pod in seen.pods if pod.started] or list(seen.pods)
+    began = [pod for pod in seen.pods if may_have_begun(pod)] or list(seen.pods)
     if child.single and began:
         return judge_pod(began[-1], ending, linger=linger)
     if ending and not child.over:
-        return judge_pod(began[-1], ending, linger=linger) if began else never_ran(ending)
+        return judge_pod(began[-1], ending, linger=linger) if began else ended_unseen(ending)
     return judge_job(child, seen.pods, ending, linger=linger)
+
+
+def _may_have_begun(seen: Observed) -> bool:
+    """Whether the tool began, or nobody can say that it did not."""
+    if started(seen) or any(may_have_begun(pod) for pod in seen.pods):
+        return True
+    child = seen.child
+    if child is None or child.owner_uid != seen.job.metadata.uid:
+        # Who saw the Job from the beginning has seen its pods too.
+        return not seen.pods and not seen.child_seen
+    return not seen.pods and bool(child.succeeded or child.failed)
 
 
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
     """The status of an attempt that is not over."""
     pod = _pod_to_show(seen.pods)
     running = any(p.running and p.started for p in seen.pods)
-    begun = seen.job.status.started_at or min(
-        (p.started_at for p in seen.pods if p.started_at), default=None
-    )
+    begun = _begun(seen)
     status = seen.job.status.model_copy(
         update={
             "deadline_at": deadline(seen),
@@ -216,6 +241,12 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
     if begun:
         status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
     return status
+
+
+def _begun(seen: Observed) -> datetime | None:
+    """When the tool began, as far as that was ever seen."""
+    seen_now = (pod.started_at for pod in seen.pods if pod.started_at)
+    return seen.job.status.started_at or min(seen_now, default=None)
 
 
 def _wants_reason(seen: Observed, child: JobView) -> bool:

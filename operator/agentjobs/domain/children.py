@@ -27,7 +27,7 @@ class JobView:
     suspended: bool = False
     """spec.suspend."""
     halted: bool = False
-    """The Job controller has taken note of the suspension: it makes no pod any more."""
+    """The Job controller makes no pod any more: it took note of the suspension, or gave up."""
     single: bool = True
     """One pod, once: no replacement can follow."""
     completions: int | None = 1
@@ -36,6 +36,7 @@ class JobView:
     failed: int = 0
     terminating: int = 0
     complete: bool = False
+    completed_at: datetime | None = None
     failed_reason: str = ""
     """Reason of a true Failed condition."""
     failed_message: str = ""
@@ -59,7 +60,8 @@ class JobView:
             placeholder=ANNOTATION_PLACEHOLDER in (meta.get("annotations") or {}),
             queued=LABEL_QUEUE in (meta.get("labels") or {}),
             suspended=bool(spec.get("suspend")),
-            halted=bool(spec.get("suspend")) and "Suspended" in conditions,
+            halted="FailureTarget" in conditions
+            or (bool(spec.get("suspend")) and "Suspended" in conditions),
             single=is_single(spec),
             completions=spec.get("completions"),
             active=status.get("active") or 0,
@@ -67,6 +69,7 @@ class JobView:
             failed=status.get("failed") or 0,
             terminating=status.get("terminating") or 0,
             complete="Complete" in conditions,
+            completed_at=parse_time((conditions.get("Complete") or {}).get("lastTransitionTime")),
             failed_reason=(failed.get("reason") or "Failed") if failed else "",
             failed_message=failed.get("message") or "",
             failed_at=parse_time(failed.get("lastTransitionTime")),

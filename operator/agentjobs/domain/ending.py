@@ -89,7 +89,9 @@ def is_over(seen: Observed, child: JobView) -> bool:
         return False
     if child.placeholder or child.over:
         return True
-    if seen.job.status.ending and child.stopped:
+    # The Job goes on counting a pod that nobody can end any more: its node is lost.
+    lost = sum(pod.lost for pod in seen.pods)
+    if seen.job.status.ending and child.halted and child.active + child.terminating <= lost:
         return True
     return child.single and any(pod.final or pod.started for pod in seen.pods)
 

@@ -52,7 +52,12 @@ class ReadRefusals:
     job_uid: str
 
 
-Need = ReadLastLine | ReadRefusals
+@dataclass(frozen=True, slots=True)
+class ReadPods:
+    """List the pods of a Job that is gone, then decide again: watches may lag behind each other."""
+
+
+Need = ReadLastLine | ReadRefusals | ReadPods
 """A read that a decision asks for."""
 
 
@@ -81,6 +86,8 @@ class Observed:
     """A Job of ours with the claimed name was seen before, by this process."""
     pods: tuple[PodView, ...] = ()
     """Pods of the child, those that are gone or lost included, oldest first."""
+    pods_listed: bool = False
+    """Whether the pods were listed in this very pass, not only watched."""
     pods_lost_at: datetime | None = None
     """When the next pod would be given up because its node is silent."""
     refusal: Refusal | None = None

@@ -1,7 +1,7 @@
 """What the evidence says of how an attempt ended (R-HONEST, R-DEAD, R-CAUSE)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from agentjobs.api.agentjob import Cause, Ending
@@ -80,17 +80,36 @@ def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linge
     return end.finished_at is not None and any(t - end.finished_at >= gap for t in others)
 
 
+def may_have_begun(pod: PodView) -> bool:
+    """Whether its tool began, or nobody can say that it did not (R-CAUSE: `ran`).
+
+    Of a pod that reached a node only the kubelet's last word shows that. A pod that was merely
+    missed in a list may have reached one since it was last seen.
+    """
+    if pod.started:
+        return True
+    if not pod.node:
+        return pod.gone and pod.delete_by is None
+    end = pod.tool.end if pod.tool else None
+    if end is not None:
+        return not end.never_started
+    unheard = (pod.gone or pod.lost) and not pod.final
+    return unheard or pod.disruption == "DeletionByPodGC"
+
+
 def judge_job(
     job: JobView, pods: Sequence[PodView], ending: Ending | None, *, linger: int
 ) -> Verdict:
     """Judge a Job that is over and made several pods, or whose pods nobody saw."""
     seen = [pod for pod in pods if pod.tool is not None and pod.tool.end is not None]
-    if job.complete:
+    late = ending is not None and job.completed_at is not None and job.completed_at >= ending.at
+    if job.complete and (seen or not late):
         last = max((p.finished_at for p in seen if p.finished_at), default=None)
         return Verdict(State.DONE, None, last, seen[-1] if seen else None)
     if ending is not None:
-        pod = seen[-1] if seen else None
-        return _asked_end(pod, pod.tool.end if pod and pod.tool else None, ending)
+        if not seen:
+            return ended_unseen(ending)
+        return _asked_end(seen[-1], seen[-1].tool.end if seen[-1].tool else None, ending)
     if job.failed_reason == DEADLINE:
         return _ended_by_its_deadline(job, seen)
     broken = [pod for pod in seen if _failed(pod)]
@@ -126,13 +145,21 @@ def never_ran(ending: Ending) -> Verdict:
     )
 
 
+def ended_unseen(ending: Ending) -> Verdict:
+    """Judge an attempt whose tool may have begun, and nobody saw how it ended."""
+    verdict = never_ran(ending)
+    lost = {"ran": True, "retryable": False, "evidence": Evidence.LOST}
+    cause = verdict.cause.model_copy(update=lost) if verdict.cause else None
+    return replace(verdict, cause=cause)
+
+
 def vanished(job_name: str, pods: Sequence[PodView], *, ran: bool) -> Verdict:
     """Judge an attempt whose Job was deleted by somebody else."""
     message = f"Job {job_name} was deleted by somebody else; it is not started again"
     pod = next((p for p in reversed(pods) if p.tool and p.tool.end), None)
     end = pod.tool.end if pod and pod.tool else None
     cause = _cause(
-        CauseCode.DELETED_EXTERNALLY, message, end, ran=ran or any(p.started for p in pods)
+        CauseCode.DELETED_EXTERNALLY, message, end, ran=ran or any(may_have_begun(p) for p in pods)
     )
     if end is None:
         lost = Evidence.LOST if cause.ran else Evidence.OBSERVED
@@ -153,15 +180,14 @@ def _own_end(pod: PodView, end: ContainerEnd) -> Verdict:
     return Verdict(State.FAILED, cause, end.finished_at, pod)
 
 
-def _asked_end(pod: PodView | None, end: ContainerEnd | None, ending: Ending) -> Verdict:
-    ran = pod is not None and pod.started
-    if not ran:
+def _asked_end(pod: PodView, end: ContainerEnd | None, ending: Ending) -> Verdict:
+    if not may_have_begun(pod):
         verdict = never_ran(ending)
         return Verdict(verdict.state, verdict.cause, None, pod)
     cause = _cause(ending.code, ending.message, end, ran=True).model_copy(
         update={
             "forced": end is not None and end.exit_code == SIGKILL_EXIT,
-            "evidence": Evidence.OBSERVED if end else Evidence.LOST,
+            "evidence": Evidence.OBSERVED if end and end.seen else Evidence.LOST,
         }
     )
     state = STATE_OF_ENDING.get(ending.code, State.FAILED)
@@ -174,12 +200,12 @@ def _foreign_end(pod: PodView, end: ContainerEnd | None) -> Verdict:
     state = State.FAILED
     if pod.lost:
         message = f"node {pod.node} of pod {pod.name} is lost; the tool may still run there"
-        cause = _cause(CauseCode.NODE_LOST, message, end, ran=pod.started, retryable=True)
+        cause = _cause(CauseCode.NODE_LOST, message, end, ran=may_have_begun(pod), retryable=True)
     elif pod.disruption or pod.reason == "Evicted":
         cause = _disrupted(pod, end)
     elif pod.reason == DEADLINE:
         message = f"pod {pod.name} was ended by its activeDeadlineSeconds"
-        cause = _cause(CauseCode.DEADLINE_EXCEEDED, message, end, ran=pod.started)
+        cause = _cause(CauseCode.DEADLINE_EXCEEDED, message, end, ran=may_have_begun(pod))
         cause = cause.model_copy(
             update={"forced": end is not None and end.exit_code == SIGKILL_EXIT}
         )
@@ -189,7 +215,7 @@ def _foreign_end(pod: PodView, end: ContainerEnd | None) -> Verdict:
         cause = _cause(CauseCode.START_ERROR, message, end, ran=False)
     elif pod.gone or pod.delete_by is not None:
         message = f"pod {pod.name} was deleted by somebody else; it is not started again"
-        cause = _cause(CauseCode.DELETED_EXTERNALLY, message, end, ran=pod.started)
+        cause = _cause(CauseCode.DELETED_EXTERNALLY, message, end, ran=may_have_begun(pod))
     else:
         cause = _without_tool(pod)
     if cause.ran and not (end and end.seen):
@@ -204,7 +230,7 @@ def _disrupted(pod: PodView, end: ContainerEnd | None) -> Cause:
     # An eviction for a limit that the tool broke itself is no disruption: it would break it again.
     # Without a container status nobody can say that the tool had not begun.
     unknown = (pod.tool is None and bool(pod.node)) or (end is not None and not end.seen)
-    ran = pod.started or (unknown and not (end and end.never_started))
+    ran = may_have_begun(pod) or (unknown and not (end and end.never_started))
     return _cause(code, message, end, ran=ran, retryable=bool(pod.disruption))
 
 
