@@ -6,6 +6,7 @@ import pytest
 
 from agentjobs.domain.observed import ReadPods
 from agentjobs.domain.plan import CreateJob, ExpirePod, SuspendJob
+from agentjobs.domain.pods import PodView
 from agentjobs.domain.reconcile import decide
 from tests.builders import (
     JOB_NAME,
@@ -21,6 +22,7 @@ from tests.builders import (
     observed,
     running,
     stamp,
+    waiting,
 )
 from tests.domain.situations import ASKED, SEEN, situation, told
 
@@ -462,3 +464,40 @@ def test_r_stop_a_suspended_job_resumed_by_its_queue_is_not_suspended_again() ->
     plan = decide(observed(job, child=resumed, pods=(a_pod(running()),)))
     assert not [a for a in plan.actions if isinstance(a, SuspendJob)]
     assert told(plan) == "running"
+
+
+@pytest.mark.parametrize(
+    ("pod", "child", "expected"),
+    [
+        pytest.param(
+            a_pod(ended(143, finished=58), deleted_at=52, gone=True),
+            {"suspended": True},
+            "failed preempted ran exit=143",
+            id="the tool had begun: it never begins again",
+        ),
+        pytest.param(
+            a_pod(waiting(), deleted_at=52, gone=True, phase="Failed"),
+            {"suspended": True},
+            "queued (kueue)",
+            id="it had not begun: it waits again",
+        ),
+        pytest.param(
+            a_pod(waiting(), deleted_at=52, gone=True, phase="Failed"),
+            {"suspended": False},
+            "queued (creating)",
+            id="it had not begun, and has its place again",
+        ),
+        pytest.param(
+            a_pod(ended(0), deleted_at=52, gone=True),
+            {"suspended": True},
+            "done",
+            id="it was over before",
+        ),
+    ],
+)
+def test_r_attempt_a_queue_takes_the_place_of_a_job_back(
+    pod: PodView, child: dict[str, Any], expected: str
+) -> None:
+    job = an_agentjob(queueName="gpus", status=claimed(jobUID="j1"))
+    plan = decide(observed(job, child=a_child(queued=True, halted=True, **child), pods=(pod,)))
+    assert told(plan) == expected

@@ -23,8 +23,6 @@ bounded = settings(max_examples=60, derandomize=True, database=None, deadline=No
 """The same examples on every run; which ones is decided by the code of the test."""
 many = settings(bounded, max_examples=200)
 numbers = st.integers(0, 2**32)
-worlds = numbers.map(lambda number: Chance(number).observation())
-bad_templates = numbers.map(lambda number: Chance(number).bad_template())
 
 READS = 3
 json_values = st.recursive(
@@ -59,26 +57,27 @@ def stored(job: AgentJob, plan: Plan) -> AgentJob:
 
 
 @many
-@given(bad_templates)
-def test_r_template_no_template_makes_a_decision_fail(template: dict[str, Any]) -> None:
+@given(numbers)
+def test_r_template_no_template_makes_a_decision_fail(number: int) -> None:
+    template = Chance(number).bad_template()
     plan = decide(observed(an_agentjob(template=template)))
     assert plan.status is not None
-    assert plan.status.finished_at or plan.actions
+    assert plan.status.finished_at or plan.actions or plan.status.waiting
 
 
 @many
-@given(bad_templates)
-def test_r_tool_no_tools_template_makes_a_decision_fail(template: dict[str, Any]) -> None:
-    tool = a_tool(template=template, limits={"resources": {"cpu": "2"}})
+@given(numbers)
+def test_r_tool_no_tools_template_makes_a_decision_fail(number: int) -> None:
+    tool = a_tool(template=Chance(number).bad_template(), limits={"resources": {"cpu": "2"}})
     job = an_agentjob(toolRef={"kind": "AgentTool", "name": "indexer"})
     assert decide(observed(job, tool=tool)).status
 
 
 @many
-@given(worlds)
-def test_every_world_is_decided_by_the_rules(seen: Observed) -> None:
+@given(numbers)
+def test_every_world_is_decided_by_the_rules(number: int) -> None:
     """R-LEVEL, R-DEAD, R-CAUSE, R-STATE-FINAL; no world makes a decision fail."""
-    seen, plan = settled(seen)
+    seen, plan = settled(Chance(number).observation())
     r_dead_nothing_is_terminal_while_a_pod_may_run(seen, plan)
     r_cause_no_memory_kill_and_no_force_without_proof(seen, plan)
     r_level_the_status_stays_within_its_budget(seen, plan)
@@ -194,8 +193,8 @@ def test_r_attempt_names_of_jobs_are_dns_labels(
 
 
 @bounded
-@given(st.text("ab-", min_size=56, max_size=62), st.text("ab-", min_size=56, max_size=62))
+@given(st.text("ab", min_size=1, max_size=6), st.text("ab", min_size=1, max_size=6))
 def test_r_attempt_long_names_that_differ_give_jobs_that_differ(one: str, two: str) -> None:
-    names = {f"x{one}", f"x{two}"}
-    assert len({job_name(name, 1, {}) for name in names}) == len(names)
-    assert len({job_name(f"x{one}", attempt, {}) for attempt in range(1, 11)}) == 10
+    names = {"x" * 56 + one, "x" * 56 + two}
+    assert len({job_name(name, 10, {}) for name in names}) == len(names)
+    assert len({job_name(f"{'x' * 56}{one}", attempt, {}) for attempt in range(1, 11)}) == 10

@@ -98,6 +98,12 @@ def includes(found: Json, expected: Json) -> None:
             id="R-CAUSE: the runtime's word alone proves nothing",
         ),
         pytest.param(
+            a_pod(ended(143, reason="OOMKilled")),
+            None,
+            {"state": "failed", "code": "tool_error", "exitCode": 143},
+            id="R-CAUSE: nor does it with another exit code",
+        ),
+        pytest.param(
             a_pod(ended(143)),
             None,
             {"state": "failed", "code": "tool_error", "exitCode": 143, "signal": 15},

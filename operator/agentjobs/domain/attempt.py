@@ -45,6 +45,7 @@ from agentjobs.domain.verdict import (
     judge_pod,
     may_have_begun,
     never_ran,
+    preempted,
     vanished,
 )
 from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
@@ -200,7 +201,9 @@ def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
         return never_ran(ending)
     began = [pod for pod in seen.pods if may_have_begun(pod)] or list(seen.pods)
     if child.single and began:
-        return judge_pod(began[-1], ending, linger=linger)
+        verdict = judge_pod(began[-1], ending, linger=linger)
+        taken_back = ending is None and child.queued and child.suspended
+        return preempted(verdict, child) if taken_back else verdict
     if ending and not child.over:
         return judge_pod(began[-1], ending, linger=linger) if began else ended_unseen(ending)
     return judge_job(child, seen.pods, ending, linger=linger)

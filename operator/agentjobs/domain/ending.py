@@ -93,7 +93,16 @@ def is_over(seen: Observed, child: JobView) -> bool:
     lost = sum(pod.lost for pod in seen.pods)
     if seen.job.status.ending and child.halted and child.active + child.terminating <= lost:
         return True
-    return child.single and any(pod.final or pod.started for pod in seen.pods)
+    return child.single and any(_has_decided(pod, child) for pod in seen.pods)
+
+
+def _has_decided(pod: PodView, child: JobView) -> bool:
+    """Whether a pod that is dead was the only one of its Job.
+
+    A queue takes back the place of a Job whose tool has not begun, and gives it another later.
+    """
+    taken_back = child.queued and pod.delete_by is not None
+    return pod.started or (pod.final and not taken_back)
 
 
 def lingering_until(seen: Observed, child: JobView) -> datetime | None:

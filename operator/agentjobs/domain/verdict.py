@@ -153,6 +153,15 @@ def ended_unseen(ending: Ending) -> Verdict:
     return replace(verdict, cause=cause)
 
 
+def preempted(verdict: Verdict, job: JobView) -> Verdict:
+    """Say who deleted the pod of a Job that its queue has suspended again."""
+    if verdict.cause is None or verdict.cause.code is not CauseCode.DELETED_EXTERNALLY:
+        return verdict
+    message = f"Job {job.name} lost its place: its queue suspended it and its pod was ended"
+    changes = {"code": CauseCode.PREEMPTED, "message": message, "retryable": True}
+    return replace(verdict, cause=verdict.cause.model_copy(update=changes))
+
+
 def vanished(job_name: str, pods: Sequence[PodView], *, ran: bool) -> Verdict:
     """Judge an attempt whose Job was deleted by somebody else."""
     message = f"Job {job_name} was deleted by somebody else; it is not started again"
