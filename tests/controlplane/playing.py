@@ -58,5 +58,7 @@ def played(
     if any(not each.own for each in chosen):
         shared()
     with ThreadPoolExecutor(max(len(chosen), 1)) as pool:
-        futures = {each: pool.submit(play, each, stage, shared) for each in chosen}
+        # The longest have operators of their own and wait for room.
+        longest_first = sorted(chosen, key=lambda each: not each.own)
+        futures = {each: pool.submit(play, each, stage, shared) for each in longest_first}
         yield lambda each: futures[each].result()

@@ -25,8 +25,8 @@ from tests.kubelet import Kubelet
 from tests.operator_process import OperatorProcess
 
 SHARED = "shared"
-STARTING_AT_ONCE = 2
-"""Processes that start at the same time; more would only slow each other down."""
+SIDE_BY_SIDE = 4
+"""Scenarios with operators of their own that are played at the same time."""
 ENDS = ("done", "failed", "cancelled", "timed_out")
 LOG_SHOWN = 4000
 
@@ -201,9 +201,7 @@ class Stage:
     kubelet: Kubelet
     _stack: ExitStack = field(default_factory=ExitStack)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _starting: threading.Semaphore = field(
-        default_factory=lambda: threading.Semaphore(STARTING_AT_ONCE)
-    )
+    room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(SIDE_BY_SIDE))
 
     def place(self, namespace: str) -> Place:
         """A new namespace in which an operator may keep its Lease."""
@@ -235,8 +233,7 @@ class Stage:
         operator = OperatorProcess(name, kubeconfig, self.directory, {**scope, **(settings or {})})
         with self._lock:
             self._stack.callback(operator.close)
-        with self._starting:
-            operator.start(wait=wait)
+        operator.start(wait=wait)
         place.operators.append(operator)
         return operator
 
@@ -305,20 +302,29 @@ def told_in(module: str) -> list[Scenario]:
 
 
 def play(each: Scenario, stage: Stage, shared: Callable[[], Place]) -> None:
-    """Play one scenario; what fails is told with the operator's last words."""
-    place = stage.place(each.play.__name__.replace("_", "-")[:50]) if each.own else shared()
+    """Play one scenario."""
+    if not each.own:
+        _tell(each, shared())
+        return
+    with stage.room:
+        place = stage.place(each.play.__name__.replace("_", "-")[:50])
+        try:
+            if each.settings:
+                stage.operator(place, settings=each.settings)
+            _tell(each, place)
+        finally:
+            for operator in place.operators:
+                operator.close()
+
+
+def _tell(each: Scenario, place: Place) -> None:
+    """What fails is told with the operator's last words."""
     try:
-        if each.settings:
-            stage.operator(place, settings=each.settings)
         each.play(place)
     except BaseException as error:
         for operator in place.operators:
             error.add_note(f"--- {operator.name}:\n{operator.log[-LOG_SHOWN:]}")
         raise
-    finally:
-        if each.own:
-            for operator in place.operators:
-                operator.close()
 
 
 def open_stage(plane: ControlPlane, chart: list[Document], directory: Path) -> Iterator[Stage]:

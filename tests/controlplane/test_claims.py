@@ -5,7 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from tests.apiclient import Document
-from tests.controlplane.stage import Place, Scenario, scenario, template, told_in
+from tests.controlplane.stage import (
+    Place,
+    Scenario,
+    scenario,
+    seconds_between,
+    template,
+    told_in,
+)
 from tests.kubelet import settle
 
 pytestmark = pytest.mark.controlplane
@@ -58,7 +65,7 @@ def vanished_child(place: Place) -> None:
     delete_job(place, job)
     place.until_gone("Pod", pod["metadata"]["name"])
     operator.start()
-    status = place.until_over("sideeffect", seconds=10)
+    status = place.until_over("sideeffect")
     assert_deleted_externally(status, ran=True)
     assert status["cause"]["evidence"] == "lost"
     assert place.states("sideeffect") == ["queued", "running", "failed"]
@@ -195,14 +202,10 @@ def harmless_edits(place: Place) -> None:
         {"template": None, "toolRef": {"name": "t"}},
     ):
         assert place.patch("edited", {"spec": change}).code in {400, 422}
-    place.patch("edited", {"spec": {"deadlineSeconds": 300}}).object()
-    created = place.job("edited")["metadata"]["creationTimestamp"]
+    lower = place.patch("edited", {"spec": {"deadlineSeconds": 300}}).object()["metadata"]
     place.record.until(
         "lower deadline",
-        lambda: (
-            place.status("edited")["observedGeneration"]
-            == place.job("edited")["metadata"]["generation"]
-        ),
+        lambda: place.status("edited")["observedGeneration"] == lower["generation"],
     )
     history = place.record.history(place.uid("edited"))
     later = [v for v in history if int(v["metadata"]["resourceVersion"]) > int(before)]
@@ -211,8 +214,8 @@ def harmless_edits(place: Place) -> None:
         if version["status"] not in statuses:
             statuses.append(version["status"])
     assert len(statuses) == 2, "only the lower deadline is worth a write"
-    deadline_at = statuses[-1]["deadlineAt"]
-    assert deadline_at > created
+    first, last = (each["deadlineAt"] for each in statuses)
+    assert seconds_between(last, first) == 300
     assert place.states("edited") == ["queued", "running"]
     assert len(place.jobs("edited")) == 1
 

@@ -17,10 +17,13 @@ from tests.kubelet import settle
 
 pytestmark = pytest.mark.controlplane
 
+LATE_SECONDS = 10
+"""How late a deadline may be noticed while everything else is played on the same cores."""
+
 
 @scenario("R-CAUSE a pull that heals runs, a hopeless one fails, an endless one times out")
 def pulls(place: Place) -> None:
-    for name, limit in (("heals", 120), ("hopeless", 120), ("endless", 6)):
+    for name, limit in (("heals", 120), ("hopeless", 120), ("endless", 10)):
         place.create(f"pull-{name}", pendingDeadlineSeconds=limit, deadlineSeconds=600)
     pods = {name: place.until_pod(f"pull-{name}") for name in ("heals", "hopeless", "endless")}
     place.kubelet.waits(pods["hopeless"], "InvalidImageName", "cannot parse image name")
@@ -32,7 +35,7 @@ def pulls(place: Place) -> None:
     assert "ImagePull" in waiting["message"]
     assert "registry answers 503" in waiting["message"]
 
-    cause = place.until_state("pull-hopeless", "failed", seconds=10)["cause"]
+    cause = place.until_state("pull-hopeless", "failed")["cause"]
     assert (cause["code"], cause["ran"], cause["retryable"]) == ("image_pull", False, False)
 
     status = place.until_state("pull-endless", "timed_out")
@@ -77,17 +80,17 @@ def quota_full(place: Place) -> None:
         lambda: place.api.get("ResourceQuota", place.namespace, "no-room").body.get("status"),
     )
     place.create("patient")
-    place.create("hasty", pendingDeadlineSeconds=18)
+    place.create("hasty", pendingDeadlineSeconds=30)
     for name in ("patient", "hasty"):
-        assert "no-room" in place.until_waiting(name, "quota_exceeded", seconds=20)["message"]
+        assert "no-room" in place.until_waiting(name, "quota_exceeded", seconds=28)["message"]
         assert place.state(name) == "queued"
-    status = place.until_state("hasty", "timed_out")
+    status = place.until_state("hasty", "timed_out", seconds=60)
     cause = status["cause"]
     assert (cause["code"], cause["ran"]) == ("pending_deadline_exceeded", False)
     assert "no-room" in cause["message"]
     assert "pods" in cause["message"]
     made = place.jobs("hasty")[0]["metadata"]["creationTimestamp"]
-    assert 18 <= seconds_between(made, status["finishedAt"]) <= 22
+    assert 30 <= seconds_between(made, status["finishedAt"]) <= 30 + LATE_SECONDS
 
     place.api.patch(
         "ResourceQuota", place.namespace, "no-room", {"spec": {"hard": {"pods": "5"}}}
@@ -225,7 +228,7 @@ def deadlines(place: Place) -> None:
         assert (cause["code"], cause["ran"]) == ("deadline_exceeded", ran)
         created = place.job(name)["metadata"]["creationTimestamp"]
         assert seconds_between(created, status["deadlineAt"]) == 10
-        assert 10 <= seconds_between(created, status["finishedAt"]) <= 15
+        assert 10 <= seconds_between(created, status["finishedAt"]) <= 10 + LATE_SECONDS
     assert "no node fits" in place.status("late-waits")["cause"]["message"]
     assert place.status("late-runs")["cause"]["exitCode"] == 143
     assert not place.jobs("late-held")
@@ -249,7 +252,7 @@ def held_time_counts(place: Place) -> None:
     status = place.until_state("held", "timed_out")
     assert status["deadlineAt"] == deadline_at
     assert (status["cause"]["code"], status["cause"]["exitCode"]) == ("deadline_exceeded", 143)
-    assert 0 <= seconds_between(deadline_at, status["finishedAt"]) <= 4
+    assert 0 <= seconds_between(deadline_at, status["finishedAt"]) <= LATE_SECONDS
 
 
 @scenario("R-DEADLINE no attempt follows a deadline")
@@ -279,7 +282,7 @@ def pending_deadline(place: Place) -> None:
     assert not status["cause"]["ran"]
     assert "no node fits" in status["cause"]["message"]
     made = place.jobs("pend-b")[0]["metadata"]["creationTimestamp"]
-    assert 5 <= seconds_between(made, status["finishedAt"]) <= 9
+    assert 5 <= seconds_between(made, status["finishedAt"]) <= 5 + LATE_SECONDS
     assert place.state("pend-a") == "running"
     assert "pend-a" in place.until_waiting("pend-c", "dependency")["message"]
     assert not place.jobs("pend-c")

@@ -92,6 +92,7 @@ class Crowd:
         assert {len(job["status"]["attempts"]) for job in jobs} == {1}
         uids = {job["metadata"]["uid"] for job in jobs}
         assert audit.jobs_made(requests) == {(uid, "1"): 1 for uid in uids}
+        self._assert_claimed_first(requests)
         made = audit.pods_made(requests)
         assert len(made) == len(uids)
         assert set(made.values()) == {1}
@@ -100,6 +101,15 @@ class Crowd:
             states = [(each.get("status") or {}).get("state") for each in history]
             first_end = next(n for n, state in enumerate(states) if state in ENDS)
             assert set(states[first_end:]) == {"done"}
+
+    def _assert_claimed_first(self, requests: list[audit.Request]) -> None:
+        """Every Job was made after the write that names it was answered."""
+        claimed: set[str] = set()
+        for each in requests:
+            if each.taken and (each.verb, each.resource) == ("patch", "agentjobs/status"):
+                claimed.add(str((each.returned.get("status") or {}).get("jobName")))
+            if each.taken and (each.verb, each.resource) == ("create", "jobs"):
+                assert each.returned["metadata"]["name"] in claimed
 
     def _create(self, name: str) -> Document:
         return self._api.create(
