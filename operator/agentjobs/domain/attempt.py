@@ -88,19 +88,10 @@ def _unrecorded(seen: Observed, child: JobView) -> Ending | None:
 
 def _without_job(seen: Observed, attempt: Attempt) -> Plan:
     """Go on with a claimed attempt whose Job is not there, or is somebody else's."""
-    began = attempt.job_uid or seen.child_seen or seen.job.status.started_at
-    if seen.child is not None and not began:
+    if attempt.job_uid or seen.child_seen or seen.job.status.started_at:
+        return _job_gone(seen, attempt)
+    if seen.child is not None:
         return _name_taken(seen, seen.child)
-    if began:
-        if any(not pod.dead for pod in seen.pods):
-            return _outlived(seen)
-        if not seen.pods_listed:
-            return Plan(need=ReadPods())
-        ending = seen.job.status.ending
-        if ending is None:
-            verdict = vanished(attempt.job_name, seen.pods, ran=_may_have_begun(seen))
-            return end(seen, verdict, None)
-        return _vanished_while_ending(seen, ending)
     if seen.refusal and seen.refusal.kind in {RefusalKind.INVALID, RefusalKind.DENIED}:
         reason = hopeless(seen)
         if reason:
@@ -124,6 +115,19 @@ def _take_name(seen: Observed, status: AgentJobStatus, name: str) -> Plan:
         return mirror(seen, status, requeue_at=later)
     body = placeholder_job(seen.job, name)
     return mirror(seen, status, actions=(CreateJob(body),), requeue_at=None)
+
+
+def _job_gone(seen: Observed, attempt: Attempt) -> Plan:
+    """Go on with an attempt whose Job was there and is not any more; it is never made again."""
+    if any(not pod.dead for pod in seen.pods):
+        return _outlived(seen)
+    if not seen.pods_listed:
+        return Plan(need=ReadPods())
+    ending = seen.job.status.ending
+    if ending is None:
+        verdict = vanished(attempt.job_name, seen.pods, ran=_may_have_begun(seen))
+        return end(seen, verdict, None)
+    return _vanished_while_ending(seen, ending)
 
 
 def _outlived(seen: Observed) -> Plan:
