@@ -19,9 +19,9 @@ from agentjobs.domain.texts import cut, cut_bytes, one_line
 from tests.builders import a_tool, an_agentjob, observed
 from tests.domain.worlds import Chance
 
-bounded = settings(max_examples=60, derandomize=True, database=None, deadline=None)
+bounded = settings(max_examples=40, derandomize=True, database=None, deadline=None)
 """The same examples on every run; which ones is decided by the code of the test."""
-many = settings(bounded, max_examples=200)
+many = settings(bounded, max_examples=120)
 numbers = st.integers(0, 2**32)
 
 READS = 3
