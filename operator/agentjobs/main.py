@@ -11,7 +11,7 @@ from agentjobs import __version__
 from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.health import make_app, serve
-from agentjobs.kube import Access, Kube, NoClusterError, UnavailableError
+from agentjobs.kube import Access, Kube, KubeError, NoClusterError, UnavailableError
 from agentjobs.logs import set_up
 from agentjobs.metrics import Metrics
 from agentjobs.operator import Operator
@@ -80,7 +80,8 @@ async def _signer(kube: Kube, namespace: str) -> Signer:
     while True:
         try:
             return await load_signer(kube, namespace)
-        except UnavailableError as error:
+        except (UnavailableError, KubeError) as error:
+            # An API server that has just begun refuses for some seconds what it will allow.
             log.warning("the signing key cannot be read yet: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -964,7 +964,7 @@ def test_explain(control_plane: ControlPlane) -> None:
 def test_short_names_and_category(control_plane: ControlPlane) -> None:
     for name in ("aj", "atool", "catool", "ireq", "agentjobs"):
         control_plane.kubectl("get", name, "--all-namespaces")
-    listed = control_plane.kubectl("api-resources", "--categories=agentjobs", "--output=name")
+    listed = control_plane.kubectl("api-resources", "--categories=agentjobs-all", "--output=name")
     assert set(listed.split()) == {
         "agentjobs.agentjobs.dev",
         "agenttools.agentjobs.dev",

@@ -418,7 +418,7 @@ def test_r_attempt_a_job_that_somebody_deleted(
         pytest.param(
             {"single": False, "failed": 1},
             (a_pod(ended(1), uid="a"),),
-            "queued (creating)",
+            "running",
             id="the Job controller will make another pod",
         ),
         pytest.param(
@@ -428,6 +428,12 @@ def test_r_attempt_a_job_that_somebody_deleted(
             id="complete, all are over",
         ),
         pytest.param({}, (a_pod(running(), phase="Unknown"),), "running", id="its node is silent"),
+        pytest.param(
+            {},
+            (a_pod(ended(0), phase="Running"),),
+            "running",
+            id="R-STATE-DERIVED a tool that has ended is not queued again while its pod is not over",
+        ),
     ],
 )
 def test_r_dead_nothing_is_over_while_something_may_run(

@@ -7,6 +7,10 @@ GROUP: Final = "agentjobs.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
+CATEGORY: Final = "agentjobs-all"
+"""kubectl's word for all our kinds. Not `agentjobs`: kubectl takes a category before a resource of
+the same name, and `kubectl delete agentjobs --all` would delete the tools too."""
+
 LABEL_JOB: Final = f"{GROUP}/job"
 """Label of Jobs and pods: name of the AgentJob. For people and selectors; ownership goes by uid."""
 LABEL_TOOL: Final = f"{GROUP}/tool"

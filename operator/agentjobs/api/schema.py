@@ -12,7 +12,7 @@ from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.agenttool import AgentTool, ClusterAgentTool
 from agentjobs.api.base import SERVER_DEFAULT, Model
 from agentjobs.api.inputrequest import InputRequest
-from agentjobs.api.names import GROUP, VERSION
+from agentjobs.api.names import CATEGORY, GROUP, VERSION
 
 Schema = dict[str, Any]
 
@@ -144,7 +144,7 @@ def crd(resource: Resource) -> Schema:
                 "plural": resource.plural,
                 "singular": resource.kind.lower(),
                 "shortNames": [resource.short_name],
-                "categories": ["agentjobs"],
+                "categories": [CATEGORY],
             },
             "scope": "Namespaced" if resource.namespaced else "Cluster",
             "versions": [_version(resource)],

@@ -227,7 +227,6 @@ def _may_have_begun(seen: Observed) -> bool:
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
     """The status of an attempt that is not over."""
     pod = _pod_to_show(seen.pods)
-    running = any(p.running and p.started for p in seen.pods)
     begun = _begun(seen)
     status = seen.job.status.model_copy(
         update={
@@ -242,6 +241,8 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
         }
     )
     status = st.with_attempt(status, job_uid=child.uid, started_at=begun)
+    # Between the end of a container and that of its pod, and between two pods, it is not queued.
+    running = begun is not None and not child.suspended
     state = st.live_state(status, running=running)
     waiting = waiting_for(seen, child) if state is State.QUEUED else None
     status = status.model_copy(update={"state": state, "waiting": waiting})
