@@ -432,7 +432,7 @@ def test_r_attempt_a_job_that_somebody_deleted(
             {},
             (a_pod(ended(0), phase="Running"),),
             "running",
-            id="R-STATE-DERIVED a tool that has ended is not queued again while its pod is not over",
+            id="R-STATE-DERIVED a tool that has ended is not queued while its pod is alive",
         ),
     ],
 )
