@@ -11,7 +11,7 @@ PYTEST := $(PY) -m pytest
 # What the tiers of `make test` leave to others.
 UNIT := unit
 
-.PHONY: help setup demo demo-down lint unit controlplane cluster test soak generate fix lock
+.PHONY: help setup demo demo-down lint unit controlplane cluster test soak bench generate fix lock
 
 help: ## Show what can be done
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,10 @@ cluster: $(READY) ## Run the tests on a real node (root)
 soak: $(READY) ## Run everything with large counts
 	$(PY) -m tests.cluster build
 	AGENTJOBS_SOAK=1 $(PYTEST) -q --timeout 3600
+
+bench: $(READY) ## Measure a burst of jobs against bare Jobs
+	$(PY) -m tests.cluster build --control-plane
+	$(PY) -m bench $(BENCH)
 
 generate: $(READY) ## Write crds/, the chart's CRDs, manifests/install.yaml
 	$(PY) -m agentjobs.generate

@@ -1,0 +1,1 @@
+"""Benchmarks: figures of one run, with a peer beside them."""
