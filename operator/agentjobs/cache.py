@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import orjson
-
+from agentjobs import codec
 from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import API_VERSION, LABEL_JOB
@@ -53,7 +52,7 @@ class Record:
 
         :raises pydantic.ValidationError: the stored object has not the shape of an AgentJob.
         """
-        return AgentJob.from_json(orjson.loads(self.body))
+        return AgentJob.from_json(codec.loads(self.body))
 
 
 class Cache:
@@ -99,7 +98,7 @@ class Cache:
             version=version,
             finished=finished,
             succeeded=status.get("state") == "done",
-            body=orjson.dumps(kept),
+            body=codec.dumps(kept),
         )
         self._keys[meta["uid"]] = key
         return key

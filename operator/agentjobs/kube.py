@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import kubernetes.client
 import kubernetes.config
-import orjson
 
+from agentjobs import codec
 from agentjobs.api.names import GROUP, VERSION
 from agentjobs.domain.errors import AgentJobError
 
@@ -249,8 +249,8 @@ class Kube:
     async def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         content = await self._raw(method, path, **request)
         try:
-            value = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
+            value = codec.loads(content)
+        except ValueError as error:
             raise UnavailableError(f"{method} {path}: the answer is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise UnavailableError(f"{method} {path}: the answer is no JSON object")
@@ -276,7 +276,7 @@ class Kube:
                 method,
                 self.access.server + path,
                 params=params,
-                data=orjson.dumps(body) if body is not None else None,
+                data=codec.dumps(body) if body is not None else None,
                 headers=headers,
             ) as answer:
                 content = await answer.read()
@@ -289,8 +289,8 @@ class Kube:
 
 def _error(code: int, headers: Mapping[str, str], content: bytes, what: str) -> AgentJobError:
     try:
-        status = orjson.loads(content)
-    except orjson.JSONDecodeError:
+        status = codec.loads(content)
+    except ValueError:
         status = {"message": content[:200].decode("utf-8", "replace")}
     if not isinstance(status, dict):
         status = {"message": str(status)}

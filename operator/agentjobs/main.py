@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from agentjobs import __version__
+from agentjobs import __version__, codec
 from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.health import make_app, serve
@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 async def run_operator(settings: Settings, access: Access) -> int:
     """Run the operator until a signal comes; 1 if it must be started again."""
     gc.set_threshold(*GC_THRESHOLDS)
+    codec.allow_depth()
     destinations = _destinations(settings, access)
     metrics = Metrics()
     async with Kube(access) as kube:

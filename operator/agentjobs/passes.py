@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 
+from agentjobs import codec
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus
 from agentjobs.api.names import FINALIZER, LABEL_JOB
 from agentjobs.cache import Cache, Key, Record
@@ -206,7 +206,7 @@ class Passes:
     async def _write_status(
         self, key: Key, record: Record, job: AgentJob, status: AgentJobStatus
     ) -> None:
-        old = orjson.loads(record.body)["status"]
+        old = codec.loads(record.body)["status"]
         patch = merge_patch(old, status.to_json())
         if not patch:
             return

@@ -1,0 +1,53 @@
+"""JSON of any depth that the API server stores passes through (R-LEVEL)."""
+
+import sys
+
+import pytest
+
+from agentjobs import codec
+from agentjobs.cache import Cache, Key
+from agentjobs.domain.observed import Observed
+from agentjobs.domain.reconcile import decide
+from tests.builders import an_agentjob, at
+
+
+def nested(levels: int) -> dict[str, object]:
+    value: dict[str, object] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.fixture(autouse=True)
+def deep() -> None:
+    codec.allow_depth()
+    assert sys.getrecursionlimit() >= 2 * codec.DEEPEST
+
+
+@pytest.mark.parametrize("levels", [1, 253, 300, 1500, 9_900])
+def test_r_level_json_of_any_depth_is_read_as_it_was_written(levels: int) -> None:
+    raw = b'{"a":' * levels + b"{}" + b"}" * levels
+    assert codec.dumps(codec.loads(raw)) == raw
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"."):
+        codec.loads(b"{")
+    with pytest.raises(TypeError):
+        codec.dumps({"a": object()})
+
+
+@pytest.mark.parametrize("levels", [300, 9_900])
+def test_r_level_one_object_nested_beyond_reason_ends_by_itself_and_stops_nobody(
+    levels: int,
+) -> None:
+    job = an_agentjob()
+    body = job.to_json() | {"spec": {"template": {"spec": nested(levels)}}}
+    cache = Cache()
+    cache.put_agentjob(codec.loads(codec.dumps(body)))
+    kept = cache.records[Key(job.metadata.namespace, job.metadata.name)].parse()
+    plan = decide(Observed(now=at(1), job=kept))
+    assert plan.status is not None
+    assert plan.status.cause is not None
+    assert plan.status.cause.code == "invalid_spec"
+    assert "levels deep" in plan.status.cause.message
