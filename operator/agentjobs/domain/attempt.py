@@ -221,7 +221,9 @@ def _may_have_begun(seen: Observed) -> bool:
     if child is None or child.owner_uid != seen.job.metadata.uid:
         # Who saw the Job from the beginning has seen its pods too.
         return not seen.pods and not seen.child_seen
-    return not seen.pods and bool(child.succeeded or child.failed)
+    # A pod on record that is not there came to its end while nobody watched.
+    on_record = child.succeeded or child.failed or seen.job.status.pod_name
+    return not seen.pods and bool(on_record)
 
 
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
