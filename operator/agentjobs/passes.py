@@ -273,10 +273,12 @@ class Passes:
     async def _expire(self, key: Key, action: ExpirePod) -> None:
         body = {"metadata": {"uid": action.uid}, "spec": {"activeDeadlineSeconds": EXPIRED}}
         try:
-            await self._kube.patch(PODS, key.namespace, action.name, body)
+            answer = await self._kube.patch(PODS, key.namespace, action.name, body)
         except (NotFoundError, ConflictError):
             # The pod of that uid is gone; its end comes by the watch.
             return
+        # The next pass may come before the watch, and would ask again.
+        self._cache.put_pod(answer)
 
     async def _patch_child(self, key: Key, action: SuspendJob, patch: dict[str, Any]) -> None:
         body = {"metadata": {"uid": action.uid}, **patch}
