@@ -131,7 +131,9 @@ async def test_nobody_listening_says_so_without_an_address() -> None:
     assert (outcome.reply, outcome.error) == (Reply.FAILED, "no connection to the receiver")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "\uff11\uff12\uff17.0.0.1"]
+)
 async def test_a_forbidden_address_gets_no_connection_however_it_is_written(host: str) -> None:
     async def handler(_: web.Request) -> web.Response:
         raise AssertionError("it was called")

@@ -65,6 +65,15 @@ def test_r_callback_nothing_is_allowed_by_default() -> None:
         Destinations().check_url("default", "https://runtime.example.com/")
 
 
+@pytest.mark.parametrize("namespace", ["lab", "open"])
+@pytest.mark.parametrize("host", ["\uff11\uff16\uff19.254.169.254", "169\u3002254\u3002169.254"])
+def test_r_callback_digits_that_the_client_would_make_an_address_of_are_refused(
+    namespace: str, host: str
+) -> None:
+    with pytest.raises(InvalidSpecError, match="ASCII"):
+        ALLOWED.check_url(namespace, f"http://{host}/latest")
+
+
 @pytest.mark.parametrize("url", ["ftp://a/b", "https://", "https://a:99999/", "https://[::1/"])
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(InvalidSpecError):

@@ -124,6 +124,9 @@ class Destinations:
 def host_of(url: str) -> tuple[str, int]:
     """Host (lower case, no brackets, no final dot) and port of a URL.
 
+    A host that is not ASCII is refused: the client normalizes it (RFC 5895), full-width digits to
+    an address that nobody has checked.
+
     :raises InvalidSpecError: it is no http or https URL, or carries a user name.
     """
     try:
@@ -135,6 +138,8 @@ def host_of(url: str) -> tuple[str, int]:
         raise InvalidSpecError("spec.callback.url: an http or https URL is required")
     if parts.username or parts.password:
         raise InvalidSpecError("spec.callback.url: user names and passwords are not allowed")
+    if not host.isascii():
+        raise InvalidSpecError("spec.callback.url: the host must be written in ASCII (xn--…)")
     return host.rstrip(".").lower(), port or (443 if parts.scheme == "https" else 80)
 
 
