@@ -83,6 +83,7 @@ async def test_a_receiver_gets_the_bytes_and_a_signature_that_verifies() -> None
         pytest.param(410, {}, Reply.GONE, None, id="410 wants no more"),
         pytest.param(429, {"Retry-After": "7"}, Reply.FAILED, 7.0, id="429 says when"),
         pytest.param(503, {"Retry-After": "soon"}, Reply.FAILED, None, id="503 in odd words"),
+        pytest.param(503, {"Retry-After": "\u00b2"}, Reply.FAILED, None, id="503 in odd digits"),
         pytest.param(500, {}, Reply.FAILED, None, id="500 is tried again"),
     ],
 )
@@ -142,6 +143,15 @@ async def test_a_forbidden_address_gets_no_connection_however_it_is_written(host
     async with receiving(handler) as url:
         outcome = await sent(url.replace("127.0.0.1", host), everything)
     assert outcome.reply is Reply.FAILED
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example.com"], ids=["empty", "too long"])
+async def test_r_callback_a_try_that_breaks_has_an_outcome_too(host: str) -> None:
+    """A name with such a label is refused by Python's codec, not by the resolver."""
+    everything = Destinations.from_json('[{"hosts": ["*"]}]')
+    outcome = await sent(f"http://{host}/events", everything)
+    assert outcome.reply is Reply.FAILED
+    assert "Unicode" in outcome.error
 
 
 async def test_one_slow_receiver_does_not_delay_another() -> None:

@@ -94,6 +94,10 @@ class Dispatcher(Generic[K]):
                 outcome = await self._try(letter)
         except (InvalidSpecError, DeniedError) as error:
             outcome = Outcome(Reply.FAILED, datetime.now(UTC), str(error))
+        except Exception as error:
+            # Without an outcome the event would stay owed, and its AgentJob be kept, for ever.
+            log.exception("the try to deliver event %s broke", letter.id)
+            outcome = Outcome(Reply.FAILED, datetime.now(UTC), _unknown(error))
         finally:
             self._tasks.pop(letter.id, None)
         self._outcomes[letter.id] = outcome
@@ -169,7 +173,7 @@ def _outcome(answer: aiohttp.ClientResponse) -> Outcome:
     if answer.status == HTTPStatus.GONE:
         return Outcome(Reply.GONE, now, text)
     asked = answer.headers.get("Retry-After", "")
-    return Outcome(Reply.FAILED, now, text, float(asked) if asked.isdigit() else None)
+    return Outcome(Reply.FAILED, now, text, float(asked) if asked.isdecimal() else None)
 
 
 def _without_addresses(error: aiohttp.ClientError) -> str:
@@ -180,4 +184,8 @@ def _without_addresses(error: aiohttp.ClientError) -> str:
         return "the receiver's certificate is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "no connection to the receiver"
+    return _unknown(error)
+
+
+def _unknown(error: Exception) -> str:
     return f"the exchange with the receiver failed ({type(error).__name__})"
