@@ -1,0 +1,577 @@
+"""One operator process, step by step: the real passes, cache, feed, lists and lease.
+
+Its requests are objects that the test carries to the API server and back, late or never.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import orjson
+from typing_extensions import override
+
+from agentjobs.cache import Cache, Key
+from agentjobs.controller import Feed
+from agentjobs.dispatch import Dispatcher, Letter
+from agentjobs.domain.callbacks import Outcome, Reply
+from agentjobs.domain.destinations import Destinations, Rule
+from agentjobs.domain.errors import AgentJobError
+from agentjobs.domain.observed import Policy
+from agentjobs.kube import (
+    AGENTJOBS,
+    JOBS,
+    LEASES,
+    NODES,
+    PODS,
+    TOTAL_SECONDS,
+    ConflictError,
+    Kube,
+    KubeError,
+    NotFoundError,
+    Resource,
+    UnavailableError,
+)
+from agentjobs.lease import Lease, Terms
+from agentjobs.metrics import Metrics
+from agentjobs.notices import Notices
+from agentjobs.passes import Passes
+from agentjobs.relist import Relist
+from agentjobs.workqueue import WorkQueue
+from tests.model.apiserver import ApiServer, Event, Json, copied
+from tests.model.clock import Clock
+from tests.model.cluster import NAMESPACE
+from tests.model.truth import RuleBroken, Truth
+
+TERMS = Terms()
+IN_FLIGHT_SECONDS = float(TOTAL_SECONDS)
+"""How long a request may be on its way: longer than a Lease lasts, so that it may be carried out
+while another leads."""
+LARGEST_BACKOFF = 30.0
+UNPROCESSABLE = 422
+POLICY = Policy(destinations=Destinations(rules=(Rule(hosts=("agents.example.net",)),)))
+WATCHED = (AGENTJOBS, JOBS, PODS, NODES)
+SHARED_METRICS = Metrics()
+"""One for all processes: making one is slow, and nothing here reads it."""
+
+
+class Request:
+    """One call on its way to the API server and back."""
+
+    def __init__(self, call: Callable[[], Any], sent_at: float, *, writes: bool) -> None:
+        self._call = call
+        self._answer: Any = None
+        self._error: AgentJobError | None = None
+        self.sent_at = sent_at
+        self.writes = writes
+        self.done = False
+        self.conflict = False
+
+    def carry_out(self) -> None:
+        """Let the API server do it; the answer is not back yet."""
+        if self.done:
+            return
+        self.done = True
+        try:
+            self._answer = self._call()
+        except KubeError as error:
+            if self.writes and error.code == UNPROCESSABLE:
+                raise RuleBroken(f"R-STATE-FINAL: the API server refused: {error}") from error
+            self._error = error
+            self.conflict = isinstance(error, ConflictError)
+
+    def lose(self) -> None:
+        """Break the connection: whoever waits learns nothing of what was done."""
+        self.done = True
+        self._error = UnavailableError("the connection broke")
+
+    def __await__(self) -> Generator["Request", None, Any]:
+        yield self
+        if not self.done:
+            raise RuntimeError("resumed before it was carried out")
+        if self._error is not None:
+            raise self._error
+        return copied(self._answer)
+
+
+class ModelKube:
+    """The interface of `Kube`; every call is a `Request`."""
+
+    def __init__(self, server: ApiServer, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self.writes = 0
+        """Writes that the API server was asked for, Leases left out."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        return cast("Json", await self._read(self._server.get, resource, namespace, name))
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Json:
+        return cast("Json", await self._write(self._server.create, resource, namespace, body))
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any],
+        subresource: str = "",
+    ) -> Json:
+        call = partial(self._server.patch, resource, namespace, name, body, subresource)
+        return cast("Json", await self._write(call, resource))
+
+    async def replace(
+        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
+    ) -> Json:
+        call = partial(self._server.replace, resource, namespace, name, body)
+        return cast("Json", await self._write(call, resource))
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        try:
+            await self._write(self._server.delete, resource, namespace, name, uid)
+        except (NotFoundError, ConflictError):
+            return
+
+    async def pages(
+        self, resource: Resource, _namespace: str = "", params: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Json]:
+        yield await self._read(self._server.listed, resource, params)
+
+    async def last_line(self, _namespace: str, _pod: str, _container: str) -> str:
+        return ""
+
+    async def _read(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await Request(partial(call, *args), self._clock.monotonic(), writes=False)
+
+    async def _write(self, call: Callable[..., Any], resource: Resource, *args: Any) -> Any:
+        if resource != LEASES:
+            self.writes += 1
+        if args:
+            call = partial(call, resource, *args)
+        return await Request(call, self._clock.monotonic(), writes=True)
+
+
+class Task:
+    """A coroutine that runs from one request to the next."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self.request: Request | None = None
+        self.finished = False
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._resume()
+
+    def carry_out(self) -> None:
+        if self.request:
+            self.request.carry_out()
+
+    def answer(self) -> None:
+        """Bring the answer back, and go on until the next request."""
+        self.carry_out()
+        self._resume()
+
+    def run(self) -> Any:
+        """Go on to the end without any trouble."""
+        while not self.finished:
+            self.answer()
+        if self.error:
+            raise self.error
+        return self.result
+
+    def _resume(self) -> None:
+        try:
+            self.request = cast("Request", self._work.send(None))
+        except StopIteration as stop:
+            self.request, self.finished, self.result = None, True, stop.value
+        except Exception as error:  # noqa: BLE001 - whoever waits for the task looks at it
+            self.request, self.finished, self.error = None, True, error
+
+    def abandon(self) -> Request | None:
+        """Die with the process; what was sent and not yet carried out is still on its way."""
+        self._work.close()
+        request, self.request, self.finished = self.request, None, True
+        return request if request and request.writes and not request.done else None
+
+
+class Queue:
+    """The work queue's rules in virtual time: coalesced keys, delays, back-off."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.due: dict[Key, float] = {}
+        self._failures: Counter[Key] = Counter()
+
+    def add(self, key: Key) -> None:
+        self.due[key] = self._clock.monotonic()
+
+    def add_later(self, key: Key, delay: float) -> None:
+        moment = self._clock.monotonic() + delay
+        self.due[key] = min(moment, self.due.get(key, moment))
+
+    def forget(self, key: Key) -> None:
+        if self.due.get(key, 0) > self._clock.monotonic():
+            del self.due[key]
+        del self._failures[key]
+
+    def ready(self) -> list[Key]:
+        return sorted(key for key, at in self.due.items() if at <= self._clock.monotonic())
+
+    def ended(self, key: Key, task: Task) -> None:
+        """Take note of the end of a pass."""
+        if task.error:
+            self._failures[key] += 1
+            self.add_later(key, min(0.1 * 2 ** self._failures[key], LARGEST_BACKOFF))
+            return
+        del self._failures[key]
+        if task.result is not None:
+            self.add_later(key, task.result)
+
+
+class Post:
+    """The dispatcher's rules without a network: what it was given waits to reach the receiver."""
+
+    def __init__(self, tell: Callable[[Key], None]) -> None:
+        self._tell = tell
+        self._outcomes: dict[str, Outcome] = {}
+        self.flying: dict[str, tuple[Key, Letter]] = {}
+
+    def submit(self, key: Key, letter: Letter) -> None:
+        if letter.id not in self.flying and letter.id not in self._outcomes:
+            self.flying[letter.id] = (key, letter)
+
+    def outcome(self, event_id: str) -> Outcome | None:
+        return self._outcomes.get(event_id)
+
+    def busy(self, event_id: str) -> bool:
+        return event_id in self.flying
+
+    def settle(self, event_id: str) -> None:
+        self._outcomes.pop(event_id, None)
+
+    def arrives(self, event_id: str, outcome: Outcome) -> None:
+        key, _ = self.flying.pop(event_id)
+        self._outcomes[event_id] = outcome
+        self._tell(key)
+
+
+class AttentiveFeed(Feed):
+    """Tells the truth which pods a process got to know: of others it cannot speak."""
+
+    def __init__(self, truth: Truth, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._truth = truth
+
+    @override
+    def pod(self, body: Json, *, gone: bool = False) -> None:
+        self._truth.witness(body)
+        super().pod(body, gone=gone)
+
+
+class NoNotices:
+    def post(self, *_: object) -> None:
+        return
+
+
+@dataclass
+class Life:
+    """What a process has from the moment it leads until it dies."""
+
+    cache: Cache
+    queue: Queue
+    post: Post
+    passes: Passes
+    feed: Feed
+    relist: Relist
+    seen_until: int
+    """Length of the API server's history when watching began."""
+    unseen: list[Event] = field(default_factory=list)
+    """Watch events on their way."""
+    tasks: dict[Key, Task] = field(default_factory=dict)
+    listing: Task | None = None
+    ready: bool = False
+    """The first list is complete: passes begin."""
+
+
+class Process:
+    def __init__(self, name: str, server: ApiServer, truth: Truth, clock: Clock) -> None:
+        self.name = name
+        self._server = server
+        self._truth = truth
+        self._clock = clock
+        self.kube = ModelKube(server, clock)
+        self.frozen = False
+        self.cut_off = False
+        """No request of its Lease gets through."""
+        self.zombies: list[Request] = []
+        """Requests on their way whose sender has died."""
+        self.life: Life | None = None
+        self.counts: Counter[str] = Counter()
+        self.lease = self._new_lease()
+        server.observers.append(self._watch)
+
+    # --- leadership
+
+    def contend(self) -> None:
+        """Try to get or to renew the Lease; begin to lead when it is ours."""
+        if self.frozen or self.cut_off:
+            return
+        won = Task(self.lease._try()).run()
+        if won and self.life is None:
+            self._lead()
+
+    def time_has_passed(self) -> None:
+        """Renew, or notice that it is too late for that and start again as a follower."""
+        if self.frozen or self.life is None:
+            return
+        self.contend()
+        if not self.lease.held:
+            self.counts["leaderships lost"] += 1
+            self.die()
+
+    def die(self, *, late: bool = True) -> None:
+        """End at once and start again; what was sent may still be carried out.
+
+        :param late: requests on their way stay there; otherwise they are lost.
+        """
+        life, self.life = self.life, None
+        self.frozen = self.cut_off = False
+        self.lease = self._new_lease()
+        if life is None:
+            return
+        for task in [*life.tasks.values(), *([life.listing] if life.listing else [])]:
+            request = task.abandon()
+            if request and late:
+                self.zombies.append(request)
+
+    def _new_lease(self) -> Lease:
+        self.counts["lives"] += 1
+        identity = f"{self.name}-{self.counts['lives']}"
+        kube = cast("Kube", self.kube)
+        return Lease(kube, NAMESPACE, "leader", identity, TERMS, self._clock.monotonic)
+
+    def _lead(self) -> None:
+        kube, cache = cast("Kube", self.kube), Cache()
+        queue = Queue(self._clock)
+        post = Post(queue.add)
+        passes = Passes(
+            kube,
+            cache,
+            cast("Notices", NoNotices()),
+            cast("Dispatcher[Key]", post),
+            SHARED_METRICS,
+            POLICY,
+            fence=self.lease.fence,
+        )
+        waiting = cast("WorkQueue[Key]", queue)
+        feed = AttentiveFeed(self._truth, cache, waiting, passes, SHARED_METRICS)
+        relist = Relist(kube, cache, feed, SHARED_METRICS)
+        begun = len(self._server.history)
+        self.life = Life(cache, queue, post, passes, feed, relist, seen_until=begun)
+        self.begin_list()
+
+    # --- what it sees
+
+    def _watch(self, event: Event, _old: Json | None) -> None:
+        if self.life and event.resource in WATCHED:
+            self.life.unseen.append(event)
+
+    def fronts(self) -> list[Event]:
+        """Of every object the oldest event that is on its way: objects overtake each other."""
+        fronts: dict[str, Event] = {}
+        for event in self.life.unseen if self.life else ():
+            fronts.setdefault(event.uid, event)
+        return list(fronts.values())
+
+    def see(self, event: Event) -> None:
+        self.take(event)
+        if self.life:
+            self.life.unseen.remove(event)
+
+    def take(self, event: Event) -> None:
+        """Take in an event, wherever it comes from."""
+        if self.life is None:
+            return
+        feed = self.life.feed
+        into = {AGENTJOBS: feed.agentjob, JOBS: feed.job, PODS: feed.pod, NODES: feed.node}
+        into[event.resource](event.body, gone=event.kind == "DELETED")
+
+    def see_again(self, number: int) -> None:
+        """See an older state of an object once more, before the news of its deletion."""
+        if self.life is None:
+            return
+        unseen = {event.uid for event in self.life.unseen if event.kind == "DELETED"}
+        gone = {event.uid for event in self._server.history if event.kind == "DELETED"}
+        known = [
+            event
+            for event in self._server.history[self.life.seen_until :]
+            if event.resource in WATCHED
+            and event.kind != "DELETED"
+            and event not in self.life.unseen
+            and (event.uid not in gone or event.uid in unseen)
+        ]
+        if known:
+            self.counts["events seen again"] += 1
+            before = self._versions()
+            self.take(known[-1 - number % len(known)])
+            after = self._versions()
+            if any(after[uid] < before[uid] for uid in before.keys() & after.keys()):
+                raise RuleBroken("R-LEVEL: an old event made what is known older")
+
+    def _versions(self) -> dict[str, int]:
+        """Versions of all that is known, by uid."""
+        if self.life is None:
+            return {}
+        cache = self.life.cache
+        versions = {uid: version for _, uid, version in cache.agentjob_keys()}
+        versions |= {job.uid: version for _, job, version in cache.job_keys()}
+        return versions | {pod.uid: version for _, pod, version in cache.live_pods()}
+
+    def miss(self, event: Event) -> None:
+        """Never see what happened to one object."""
+        if self.life:
+            self.counts["events lost"] += 1
+            self.life.unseen = [e for e in self.life.unseen if e.uid != event.uid]
+
+    def begin_list(self) -> None:
+        if self.life and self.life.listing is None:
+            self.life.listing = Task(self.life.relist.run())
+
+    # --- what it does
+
+    def moves(self) -> list[Callable[[], object]]:
+        """What could happen next in it or to its requests."""
+        moves: list[Callable[[], object]] = [request.carry_out for request in self.zombies]
+        if self.life is None or self.frozen:
+            return moves + self._late_requests()
+        moves += [partial(self.see, event) for event in self.fronts()]
+        if self.life.listing:
+            moves.append(self._go_on_listing)
+        if self.life.ready:
+            moves += [partial(self.begin_pass, key) for key in self.idle_keys()]
+        for key, task in self.life.tasks.items():
+            if task.request and not task.request.done:
+                moves.append(task.carry_out)
+            moves.append(partial(self.go_on, key))
+        return moves
+
+    def _late_requests(self) -> list[Callable[[], object]]:
+        return [request.carry_out for request in self.requests()]
+
+    def requests(self) -> list[Request]:
+        """All requests that were sent and not carried out."""
+        tasks = list(self.life.tasks.values()) if self.life else []
+        sent = [task.request for task in tasks if task.request]
+        return [request for request in (*sent, *self.zombies) if not request.done]
+
+    def idle_keys(self) -> list[Key]:
+        if self.life is None:
+            return []
+        return [key for key in self.life.queue.ready() if key not in self.life.tasks]
+
+    def begin_pass(self, key: Key) -> None:
+        if self.life is None:
+            return
+        del self.life.queue.due[key]
+        self.counts["passes"] += 1
+        self.life.tasks[key] = Task(self.life.passes.run(key))
+        self._settle(key)
+
+    def go_on(self, key: Key) -> None:
+        if self.life and key in self.life.tasks:
+            task = self.life.tasks[key]
+            task.answer()
+            self._settle(key)
+
+    def finish(self, key: Key) -> None:
+        """Let a pass go on to its end, unless the process dies of it."""
+        while self.life and key in self.life.tasks:
+            self.go_on(key)
+
+    def get_so_far(self, requests: int, *, unanswered: bool = False) -> None:
+        """See what there is, make passes, and stop when some of their requests were answered.
+
+        :param unanswered: the requests that are on their way then are carried out.
+        """
+        if self.life is None or self.frozen or not self.life.ready:
+            return
+        for event in self.fronts():
+            self.see(event)
+        for _ in range(requests + 1):
+            for key in list(self.life.tasks):
+                self.go_on(key)
+            for key in self.idle_keys():
+                self.begin_pass(key)
+        if unanswered:
+            for task in self.life.tasks.values():
+                task.carry_out()
+
+    def _settle(self, key: Key) -> None:
+        """Put a pass that has ended away."""
+        if self.life is None or not self.life.tasks[key].finished:
+            return
+        task = self.life.tasks.pop(key)
+        if task.error and not isinstance(task.error, AgentJobError):
+            raise RuleBroken(f"R-LEVEL: a pass broke: {task.error!r}") from task.error
+        self.life.queue.ended(key, task)
+
+    def _go_on_listing(self) -> None:
+        life = self.life
+        if life is None or life.listing is None:
+            return
+        life.listing.answer()
+        if life.listing.finished:
+            failed, life.listing = life.listing.error, None
+            if failed is None:
+                life.ready = True
+            elif not life.ready:
+                self.begin_list()
+
+    def run(self, rounds: int = 60) -> None:
+        """Go on without trouble until nothing is left to do now."""
+        for _ in range(rounds):
+            if self.life is None or self.frozen:
+                return
+            if not self._work():
+                return
+        raise RuleBroken(f"R-LEVEL: passes spin: {self.idle_keys()}")
+
+    def _work(self) -> bool:
+        life = self.life
+        if life is None:
+            return False
+        fronts, listing = self.fronts(), life.listing
+        for event in fronts:
+            self.see(event)
+        while life.listing:
+            self._go_on_listing()
+        for key in list(life.tasks):
+            self.finish(key)
+        keys = self.idle_keys() if life.ready else []
+        for key in keys:
+            self.begin_pass(key)
+            self.finish(key)
+        return bool(fronts or listing or keys)
+
+    # --- deliveries
+
+    def deliver(self, event_id: str, how: str) -> None:
+        """Let an event reach its receiver, or not."""
+        if self.life is None:
+            return
+        _, letter = self.life.post.flying[event_id]
+        self.counts[f"receiver: {how}"] += 1
+        if how != "unreachable":
+            taken = how in {"taken", "taken, then the process dies"}
+            self._truth.receives(letter.body, taken=taken, gone=how == "gone")
+        if how == "taken, then the process dies":
+            self.counts["crashes"] += 1
+            self.die()
+            return
+        reply = {"taken": Reply.TAKEN, "gone": Reply.GONE}.get(how, Reply.FAILED)
+        self.life.post.arrives(event_id, Outcome(reply, self._clock.now(), how))
+
+
+def subject_of(letter: Letter) -> str:
+    return str(orjson.loads(letter.body)["subject"])

@@ -1,0 +1,328 @@
+"""What really happens to tools, beside what objects say of it; and what must hold of both."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import zip_longest
+from typing import Any
+
+import orjson
+
+from agentjobs.api.agentjob import AgentJob, AgentJobStatus, DeliveryState
+from agentjobs.api.names import ANNOTATION_PLACEHOLDER, CauseCode, Evidence, State
+from agentjobs.domain.callbacks import DELETION_PATIENCE
+from agentjobs.domain.mergepatch import merge_patch
+from agentjobs.domain.observed import Policy
+from agentjobs.domain.verdict import OOM_KILLED
+from agentjobs.kube import AGENTJOBS, JOBS, LEASES, NODES, PODS
+from tests.model.apiserver import TERMINAL, ApiServer, Event, Json
+from tests.model.clock import Clock, moment
+
+NODE_LOST_SECONDS = Policy().node_lost
+
+
+class RuleBroken(AssertionError):  # noqa: N818 - a verdict on the operator, not an error of ours
+    """A rule of the design does not hold."""
+
+
+@dataclass
+class Container:
+    """The tool's container of one pod, on its node."""
+
+    owner: str
+    """uid of the AgentJob."""
+    running: bool = False
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    code: int = 0
+    reason: str = ""
+    never_started: bool = False
+    told_to_go: datetime | None = None
+    """When the kubelet took note that the pod must go; a signal reaches what runs then."""
+    why: str = ""
+    grace: int = 0
+    exited_unasked: bool = False
+    """It had ended by itself before any signal."""
+
+    @property
+    def began(self) -> bool:
+        return self.started_at is not None
+
+    @property
+    def over(self) -> bool:
+        return not self.running and (
+            self.began or self.never_started or self.told_to_go is not None
+        )
+
+
+@dataclass
+class Life:
+    """All that is known of one AgentJob from its creation on."""
+
+    name: str
+    uid: str
+    job_creates: Counter[str] = field(default_factory=Counter)
+    starts: int = 0
+    end: AgentJob | None = None
+    """The AgentJob as its end was first stored."""
+    gone: bool = False
+    gone_at: datetime | None = None
+    deleted: bool = False
+    asked_at: datetime | None = None
+    """When the operator has recorded that it is to end."""
+    received: Counter[str] = field(default_factory=Counter)
+    taken: bool = False
+    refused_for_good: bool = False
+    job: AgentJob | None = None
+    """The newest stored one."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether its end is on record as one that nobody saw."""
+        cause = self.end.status.cause if self.end else None
+        return cause is not None and cause.evidence is Evidence.LOST
+
+
+class Truth:
+    """Watches the API server and the nodes, and says at once when a rule is broken."""
+
+    def __init__(self, server: ApiServer, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self.lives: dict[str, Life] = {}
+        self.containers: dict[str, Container] = {}
+        self.witnessed: set[str] = set()
+        """uids of pods that some operator process got to know."""
+        self.witnessed_ends: set[str] = set()
+        """Those whose end one got to know; of others only what the Job says is known."""
+        self._story: list[tuple[float, str, Event | None, Json | None]] = []
+        server.observers.append(self._observe)
+
+    def witness(self, pod: Json) -> None:
+        """Take note that an operator process got to know a pod's state."""
+        uid = pod["metadata"]["uid"]
+        self.witnessed.add(uid)
+        if pod["status"].get("phase") in {"Succeeded", "Failed"}:
+            self.witnessed_ends.add(uid)
+
+    # --- what happens
+
+    def starts(self, pod_uid: str) -> None:
+        container = self.containers[pod_uid]
+        life = self.lives[container.owner]
+        container.running = True
+        container.started_at = self._clock.now()
+        life.starts += 1
+        self._tell(f"the tool in {pod_uid} begins")
+        if life.starts > 1:
+            raise RuleBroken(f"R-ATTEMPT: the tool of {life.uid} begins a second time")
+        running = [c for c in self.containers.values() if c.owner == life.uid and c.running]
+        if len(running) > 1:
+            raise RuleBroken(f"R-ATTEMPT: two pods of {life.uid} run at once")
+        if (life.end or life.gone) and not life.lost:
+            raise RuleBroken(f"R-DEAD: the tool of {life.uid} begins though its job is over")
+
+    def ends(self, pod_uid: str, code: int, reason: str = "Error") -> None:
+        container = self.containers[pod_uid]
+        container.running = False
+        container.ended_at = self._clock.now()
+        container.code, container.reason = code, reason
+        container.exited_unasked = container.told_to_go is None
+        self._tell(f"the tool in {pod_uid} ends with {code}")
+
+    def receives(self, body: bytes, *, taken: bool, gone: bool) -> None:
+        """Take note of an event that reached the receiver."""
+        event = orjson.loads(body)
+        name = event["subject"].split(".")[0]
+        uid = event["id"].split("_")[1]
+        life = self.lives[uid]
+        if life.end is None:
+            raise RuleBroken(f"R-CALLBACK: an event of {name} before its end is stored")
+        status = life.end.status
+        if event["data"]["status"] != status.state:
+            raise RuleBroken(f"R-EVENT: {name} ended {status.state}, its event says otherwise")
+        life.received[event["id"]] += 1
+        life.taken |= taken
+        life.refused_for_good |= gone
+        if len(life.received) > 1:
+            raise RuleBroken(f"R-EVENT: events of {name} have several ids: {life.received}")
+
+    def _tell(self, line: str) -> None:
+        self._story.append((self._clock.monotonic(), line, None, None))
+
+    @property
+    def story(self) -> list[str]:
+        """What happened, line by line, for whoever must find out why."""
+        return [
+            f"{at:7.1f}  {_line(event, old) if event else line}"
+            for at, line, event, old in self._story
+        ]
+
+    # --- what is stored
+
+    def _observe(self, event: Event, old: Json | None) -> None:
+        if event.resource != LEASES:
+            self._story.append((self._clock.monotonic(), "", event, old))
+        if event.resource == AGENTJOBS:
+            self._observe_agentjob(event, old)
+        elif event.resource == JOBS and old is None:
+            self._observe_new_job(event.body)
+        elif event.resource == PODS and old is None:
+            self._observe_new_pod(event.body)
+
+    def _observe_agentjob(self, event: Event, old: Json | None) -> None:
+        job = AgentJob.from_json(event.body)
+        uid = job.metadata.uid
+        life = self.lives.setdefault(uid, Life(job.metadata.name, uid))
+        known, life.job = life.job, job
+        life.deleted |= job.metadata.deletion_timestamp is not None
+        if event.kind == "DELETED":
+            life.gone, life.gone_at = True, self._clock.now()
+        before = (old or {}).get("status") or {}
+        if life.asked_at is None and "ending" in before:
+            life.asked_at = moment(before["ending"]["at"])
+        if known is not None:
+            _check_course(known, job)
+        if job.status.state in TERMINAL and before.get("state") not in TERMINAL:
+            life.end = job
+            self._check_end(life, job)
+
+    def _observe_new_job(self, body: Json) -> None:
+        meta = body["metadata"]
+        owner = (meta.get("ownerReferences") or [{}])[0].get("uid", "")
+        life = self.lives.get(owner)
+        if life is None:
+            return
+        life.job_creates[meta["name"]] += 1
+        if life.job_creates[meta["name"]] > 1:
+            raise RuleBroken(f"R-CLAIM: Job {meta['name']} of {owner} is created a second time")
+        stored = self._server.by_uid(AGENTJOBS, owner)
+        attempts = ((stored or {}).get("status") or {}).get("attempts") or ()
+        if stored and meta["name"] not in [each["jobName"] for each in attempts]:
+            raise RuleBroken(f"R-CLAIM: Job {meta['name']} is created without a claim")
+        if ANNOTATION_PLACEHOLDER not in (meta.get("annotations") or {}) and life.end:
+            raise RuleBroken(f"R-STATE-FINAL: Job {meta['name']} is created after the end")
+
+    def _observe_new_pod(self, body: Json) -> None:
+        job = self._server.by_uid(JOBS, body["metadata"]["ownerReferences"][0]["uid"])
+        owner = (job or {"metadata": {}})["metadata"].get("ownerReferences") or [{}]
+        uid = owner[0].get("uid", "")
+        if uid in self.lives:
+            self.containers[body["metadata"]["uid"]] = Container(uid)
+
+    def _check_end(self, life: Life, job: AgentJob) -> None:
+        status, cause = job.status, job.status.cause
+        mine = [c for c in self.containers.values() if c.owner == life.uid]
+        lost = cause is not None and cause.evidence is Evidence.LOST
+        runs = [uid for uid, c in self.containers.items() if c.owner == life.uid and c.running]
+        if runs and not (lost and all(self._given_up(uid) for uid in runs)):
+            raise RuleBroken(f"R-DEAD: {life.uid} ends {status.state} while its tool runs")
+        known = [c for uid, c in self.containers.items() if c in mine and uid in self.witnessed]
+        if cause and not cause.ran and any(c.began for c in known):
+            raise RuleBroken(f"R-CAUSE: {life.uid} ends with ran=false, but its tool began")
+        if status.state is State.DONE and not any(self._did_well(life, c) for c in mine):
+            raise RuleBroken(f"R-HONEST: {life.uid} is done without an unasked exit 0")
+        out_of_memory = any(c.reason == OOM_KILLED for c in mine)
+        if cause and cause.code is CauseCode.OOM_KILLED and not out_of_memory:
+            raise RuleBroken(f"R-CAUSE: {life.uid} is oom_killed, which nothing shows")
+        if cause and cause.exit_code is not None:
+            self._check_exit_code(life, cause.exit_code, mine)
+
+    def _did_well(self, life: Life, container: Container) -> bool:
+        """Whether a tool exited 0 before any signal, as far as the operator could know.
+
+        Where the operator did not ask it to go and nobody saw its pod end, the Job's word counts.
+        That the pod's own deadline came before the operator's request is not told by the pod.
+        """
+        uid = next(uid for uid, each in self.containers.items() if each is container)
+        told, asked = container.told_to_go, life.asked_at
+        unseen = uid not in self.witnessed_ends and not asked
+        by_backstop = bool(container.why and told and asked and told < asked)
+        well = container.ended_at is not None and container.code == 0
+        return well and (container.exited_unasked or unseen or by_backstop)
+
+    def _given_up(self, uid: str) -> bool:
+        """Whether a pod is gone, or its node is gone or was silent for long enough."""
+        pod = self._server.by_uid(PODS, uid)
+        if pod is None:
+            return True
+        node = self._server.find(NODES, "", pod["spec"].get("nodeName", ""))
+        if node is None:
+            return True
+        ready = node["status"]["conditions"][0]
+        silent = self._clock.now() - moment(ready["lastTransitionTime"])
+        return ready["status"] != "True" and silent.total_seconds() >= NODE_LOST_SECONDS
+
+    @staticmethod
+    def _check_exit_code(life: Life, code: int, mine: list[Container]) -> None:
+        if code not in [c.code for c in mine if c.ended_at]:
+            raise RuleBroken(f"R-CAUSE: {life.uid} has exit code {code}, its tool has not")
+
+    # --- what must hold in the end
+
+    def check_all_is_over(self) -> None:
+        for life in self.lives.values():
+            if life.end is None and not life.gone:
+                raise RuleBroken(f"R-DEADLINE: {life.uid} never ends: {_short(life)}")
+            if life.deleted and not life.gone:
+                raise RuleBroken(f"R-STOP: {life.uid} was deleted and never goes: {_short(life)}")
+            self._check_told(life)
+
+    @staticmethod
+    def _check_told(life: Life) -> None:
+        """Every end that somebody asked to be told of was told (R-CALLBACK).
+
+        Given up are events that a receiver wants no more, and those that a deleted AgentJob
+        still owed when its patience was over.
+        """
+        if life.end is None or life.end.spec.callback is None or life.taken:
+            return
+        outbox = life.job.status.callback if life.job else None
+        given_up = outbox and all(d.state is DeliveryState.GIVEN_UP for d in outbox.deliveries)
+        asked_at = life.job.metadata.deletion_timestamp if life.job else None
+        patient = asked_at and life.gone_at and life.gone_at >= asked_at + DELETION_PATIENCE
+        if life.refused_for_good or (given_up and patient):
+            return
+        raise RuleBroken(f"R-CALLBACK: nobody was told of the end of {life.uid}: {_short(life)}")
+
+
+def _check_course(before: AgentJob, after: AgentJob) -> None:
+    """What was written once and holds for good is not written over by somebody who did not know."""
+    old, new, uid = before.status, after.status, after.metadata.uid
+    if (new.observed_generation or 0) < (old.observed_generation or 0):
+        raise RuleBroken(f"R-CLAIM: the status of {uid} is about an older generation than before")
+    if old.started_at and new.started_at != old.started_at:
+        raise RuleBroken(f"R-CLAIM: the start of {uid} is written over")
+    if old.ending and not new.finished_at and new.ending != old.ending:
+        raise RuleBroken(f"R-HONEST: the first reason why {uid} must end is written over")
+    claims = [(each.job_name, each.job_uid) for each in old.attempts or ()]
+    kept = [(each.job_name, each.job_uid) for each in new.attempts or ()]
+    for (name, job_uid), known in zip_longest(claims, kept[: len(claims)], fillvalue=("", None)):
+        if known != (name, job_uid or known[1]):
+            raise RuleBroken(f"R-CLAIM: the claim of {uid} is written over")
+    _check_outbox(uid, old, new)
+
+
+def _check_outbox(uid: str, old: AgentJobStatus, new: AgentJobStatus) -> None:
+    known = {each.id: each for each in (new.callback.deliveries if new.callback else ())}
+    for owed in old.callback.deliveries if old.callback else ():
+        now = known.get(owed.id)
+        settled = owed.state is not DeliveryState.PENDING
+        if now is None or now.attempts < owed.attempts or (settled and now.state != owed.state):
+            raise RuleBroken(f"R-CALLBACK: what became of an event of {uid} is written over")
+
+
+def _line(event: Event, old: Json | None) -> str:
+    """One write: what is new, by field."""
+    meta, body = event.body["metadata"], event.body
+    changes = merge_patch(old or {}, body)
+    changes.pop("metadata", None)
+    if old is None:
+        changes = {}
+    going = " (being deleted)" if "deletionTimestamp" in meta else ""
+    text = orjson.dumps(changes).decode()
+    return f"{event.kind} {meta['uid']} {meta['name']}{going} {text}"
+
+
+def _short(life: Life) -> Any:
+    return life.job and life.job.status.to_json()
