@@ -1,5 +1,6 @@
 """The decision for every pair of what was asked and what is seen (R-STOP, R-DEADLINE, R-HONEST)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -402,6 +403,26 @@ def test_r_honest_a_job_that_is_complete_is_done_though_no_pod_of_it_was_seen() 
     assert told(plan) == "done"
     assert plan.status is not None
     assert [c.type for c in plan.status.conditions if c.type == "StopRequested"]
+
+
+@pytest.mark.parametrize(
+    ("child", "now", "pods", "lists"),
+    [
+        pytest.param({"complete": True, "succeeded": 1}, 60, (), True, id="done, no pod seen"),
+        pytest.param({"failed_reason": "X", "failed": 1}, 60, (), True, id="failed, no pod seen"),
+        pytest.param({"active": 1}, 600, (), True, id="to be ended, no pod seen"),
+        pytest.param({"active": 1}, 60, (), False, id="nothing is decided yet"),
+        pytest.param({"active": 1}, 600, (a_pod(running()),), False, id="its pod was seen"),
+        pytest.param({"failed_reason": "X"}, 600, (), False, id="it made none"),
+    ],
+)
+def test_r_honest_pods_that_only_the_job_knows_of_are_listed_before_the_verdict(
+    child: dict[str, Any], now: float, pods: tuple[PodView, ...], *, lists: bool
+) -> None:
+    job = an_agentjob(status=claimed(jobUID="j1"))
+    seen = observed(job, now=now, child=a_child(created=at(58), **child), pods=pods)
+    assert isinstance(decide(replace(seen, pods_listed=False)).need, ReadPods) is lists
+    assert decide(seen).need is None
 
 
 def test_r_template_completions_zero_is_done() -> None:

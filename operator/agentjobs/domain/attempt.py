@@ -58,10 +58,13 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
     child = seen.child
     if child is None or child.owner_uid != seen.job.metadata.uid:
         return _without_job(seen, attempt)
-    if is_over(seen, child):
+    over = is_over(seen, child)
+    due = None if over else ending_due(seen, deadline(seen))
+    if (over or due) and _counts_unseen_pods(seen, child):
+        return Plan(need=ReadPods())
+    if over:
         ending = seen.job.status.ending or _unrecorded(seen, child)
         return end(seen, _judge(seen, child, ending), ending)
-    due = ending_due(seen, deadline(seen))
     status = _mirrored(seen, child, due)
     if due:
         return mirror(seen, status, actions=end_pods(seen, child), requeue_at=seen.pods_lost_at)
@@ -79,6 +82,12 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
         _next_look(seen, child),
     )
     return mirror(seen, status, requeue_at=min(t for t in times if t))
+
+
+def _counts_unseen_pods(seen: Observed, child: JobView) -> bool:
+    """Whether the Job knows of pods whose evidence is not here, because their watch lags behind."""
+    counted = child.active + child.succeeded + child.failed
+    return not seen.pods_listed and len(seen.pods) < counted
 
 
 def _unrecorded(seen: Observed, child: JobView) -> Ending | None:

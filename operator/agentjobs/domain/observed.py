@@ -54,7 +54,7 @@ class ReadRefusals:
 
 @dataclass(frozen=True, slots=True)
 class ReadPods:
-    """List the pods of a Job that is gone, then decide again: watches may lag behind each other."""
+    """List the pods of the Job, then decide again: watches may lag behind each other."""
 
 
 Need = ReadLastLine | ReadRefusals | ReadPods
