@@ -43,12 +43,15 @@ from agentjobs.kube import (
     Kube,
     KubeError,
     NotFoundError,
+    UnavailableError,
 )
 from agentjobs.metrics import Metrics
 from agentjobs.notices import Notices
 
 log = logging.getLogger(__name__)
 READS_PER_PASS = 3
+LOG_PATIENCE = timedelta(seconds=60)
+"""How long a kubelet that does not answer is asked for the last line of a log."""
 
 
 def utc_now() -> datetime:
@@ -84,6 +87,7 @@ class Passes:
         self._refusals: dict[str, tuple[datetime, Refusal | None]] = {}
         self._children_seen: dict[str, str] = {}
         self._written_at: dict[str, datetime] = {}
+        self._log_asked_at: dict[str, datetime] = {}
 
     async def run(self, key: Key) -> float | None:
         """Make one pass; return after how many seconds another is wanted.
@@ -120,6 +124,7 @@ class Passes:
         self._refusals.pop(uid, None)
         self._children_seen.pop(uid, None)
         self._written_at.pop(uid, None)
+        self._log_asked_at.pop(uid, None)
 
     async def _pass(self, key: Key, record: Record) -> float | None:
         try:
@@ -183,12 +188,7 @@ class Passes:
     async def _read(self, seen: Observed, need: Need) -> Observed:
         namespace = seen.job.metadata.namespace
         if isinstance(need, ReadLastLine):
-            try:
-                line = await self._kube.last_line(namespace, need.pod, need.container)
-            except KubeError as error:
-                log.info("the last line of pod %s/%s is lost: %s", namespace, need.pod, error)
-                line = ""
-            return replace(seen, last_line=line)
+            return replace(seen, last_line=await self._last_line(seen, need))
         if isinstance(need, ReadPods):
             selector = f"{LABEL_JOB}={seen.job.metadata.name}"
             async for page in self._kube.pages(PODS, namespace, {"labelSelector": selector}):
@@ -202,6 +202,22 @@ class Passes:
         refusal = refusal_in_events(events)
         self._refusals[seen.job.metadata.uid] = (seen.now, refusal)
         return replace(seen, refusal=refusal, refusal_known=True)
+
+    async def _last_line(self, seen: Observed, need: ReadLastLine) -> str:
+        """Read the tool's last line; one that nobody can give must not hold up the end for ever.
+
+        :raises UnavailableError: try again later.
+        """
+        meta = seen.job.metadata
+        asked_at = self._log_asked_at.setdefault(meta.uid, seen.now)
+        try:
+            return await self._kube.last_line(meta.namespace, need.pod, need.container)
+        except (KubeError, UnavailableError) as error:
+            # The node of a finished pod may be off: the API server answers 500 as long as it is.
+            if isinstance(error, UnavailableError) and seen.now < asked_at + LOG_PATIENCE:
+                raise
+            log.info("the last line of pod %s/%s is lost: %s", meta.namespace, need.pod, error)
+            return ""
 
     async def _write_status(
         self, key: Key, record: Record, job: AgentJob, status: AgentJobStatus
