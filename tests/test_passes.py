@@ -9,6 +9,7 @@ import pytest
 from agentjobs import codec, passes
 from agentjobs.cache import Cache, Key
 from agentjobs.dispatch import Dispatcher
+from agentjobs.domain.callbacks import Outcome, Reply
 from agentjobs.domain.observed import Policy
 from agentjobs.kube import Kube, UnavailableError
 from agentjobs.metrics import Metrics
@@ -39,19 +40,19 @@ class FakeKube:
 
 
 class Nothing:
-    """Notices and a dispatcher that do nothing."""
+    """Notices and a dispatcher that do nothing; every event was refused once."""
 
     def post(self, *_: Any) -> None:
         return
 
-    def submit(self, *_: Any) -> None:
+    def settle(self, _: str) -> None:
         return
 
-    def outcome(self, _: str) -> None:
-        return
+    def outcome(self, _: str) -> Outcome:
+        return Outcome(Reply.FAILED, at(40), "the receiver answered 500")
 
     def busy(self, _: str) -> bool:
-        return False
+        return True
 
 
 class Stage:
@@ -124,3 +125,15 @@ async def test_r_deadline_a_kubelet_that_is_gone_does_not_hold_up_the_end_for_ev
     assert written is not None
     assert (written["state"], written["finishedAt"]) == ("done", stamp(30))
     assert not written.get("result")
+
+
+async def test_an_end_is_counted_once_however_often_its_event_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owed = {"id": "evt_1", "type": "job_completed", "time": stamp(30)}
+    over = {"state": "done", "finishedAt": stamp(30), "callback": {"deliveries": [owed]}}
+    stage = Stage(monkeypatch, **claimed(jobUID="j1", **over))
+    written = await stage.run(41)
+    assert written is not None
+    assert written["callback"]["deliveries"][0]["attempts"] == 1
+    assert stage.metrics.finished.labels("done", "")._value.get() == 0

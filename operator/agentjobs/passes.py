@@ -352,7 +352,7 @@ class Passes:
         if status.started_at and not job.status.started_at:
             waited = status.started_at - job.metadata.creation_timestamp
             self._metrics.start_seconds.observe(max(waited.total_seconds(), 0))
-        if status.finished_at and status.state:
+        if status.finished_at and status.state and not job.status.finished_at:
             cause = status.cause.code.value if status.cause else ""
             self._metrics.finished.labels(status.state.value, cause).inc()
             self._metrics.end_seconds.observe(max((now - status.finished_at).total_seconds(), 0))
