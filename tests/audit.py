@@ -26,6 +26,8 @@ class Request:
     code: int
     at: str
     """When it was received, in RFC 3339 with microseconds: it sorts."""
+    answered: str
+    """When it was answered, likewise."""
     sent: Document
     returned: Document
 
@@ -48,6 +50,7 @@ class Request:
             name=target.get("name", ""),
             code=int((event.get("responseStatus") or {}).get("code", 0)),
             at=event["requestReceivedTimestamp"],
+            answered=event.get("stageTimestamp", event["requestReceivedTimestamp"]),
             sent=event.get("requestObject") or {},
             returned=event.get("responseObject") or {},
         )
@@ -55,13 +58,29 @@ class Request:
 
 def read(log: Path) -> Iterator[Request]:
     """Every answered request, in the order of the answers; a line that is still written is left."""
-    with log.open(encoding="utf-8") as lines:
-        for line in lines:
-            if not line.endswith("\n"):
-                return
-            event = json.loads(line)
-            if event.get("stage") == DONE:
-                yield Request.of(event)
+    return Tail(log, start=0).new()
+
+
+class Tail:
+    """Reads on where it had stopped; at first at the present end of the log, or at `start`."""
+
+    def __init__(self, log: Path, *, start: int | None = None) -> None:
+        self._log = log
+        self.position = log.stat().st_size if start is None else start
+
+    def new(self, holding: str = "") -> Iterator[Request]:
+        """What was answered since; only from lines that hold this text: that is quick."""
+        wanted = holding.encode()
+        with self._log.open("rb") as lines:
+            lines.seek(self.position)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    return
+                self.position += len(line)
+                if wanted in line:
+                    event = json.loads(line)
+                    if event.get("stage") == DONE:
+                        yield Request.of(event)
 
 
 def count(

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.cluster.controlplane import free_ports
-from tests.cluster.keeper import Keeper, identity
+from tests.cluster.keeper import Keeper
+from tests.cluster.keeper import identity as identity_of
 
 READY_WITHIN = 40.0
 ENDS_WITHIN = 20.0
@@ -62,9 +63,14 @@ class OperatorProcess:
 
     # --- life and death
 
-    def start(self, *, wait: bool = True) -> None:
-        """Start it and wait until it is ready: it leads, or it waits for the leader to go."""
+    def start(self, *, wait: bool = True, identity: str | None = None) -> None:
+        """Start it and wait until it is ready: it leads, or it waits for the leader to go.
+
+        Under a new identity it is somebody else, who must wait for the old one's Lease.
+        """
         assert self._child is None or self._child.poll() is not None, "it runs already"
+        if identity:
+            self._settings["IDENTITY"] = identity
         self._keeper = self._keeper or Keeper()
         environment = {
             **{name: value for name, value in os.environ.items() if name[:10] != "AGENTJOBS_"},
@@ -84,7 +90,7 @@ class OperatorProcess:
                 start_new_session=True,
             )
         self.starts += 1
-        self._keeper.keep(self._child.pid, identity(self._child.pid) or "ended at once")
+        self._keeper.keep(self._child.pid, identity_of(self._child.pid) or "ended at once")
         if wait:
             self.wait_until_ready()
 

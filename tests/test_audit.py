@@ -65,3 +65,16 @@ def test_only_jobs_that_were_made_count_by_owner_and_attempt(tmp_path: Path) -> 
 def test_a_line_that_is_still_written_is_left(tmp_path: Path) -> None:
     log = write(tmp_path / "audit.log", event("get", "pods"), event("get", "jobs"), end="")
     assert audit.count(audit.read(log)) == {("get", "pods"): 1}
+
+
+def test_a_tail_reads_on_and_only_what_holds_a_text(tmp_path: Path) -> None:
+    log = write(tmp_path / "audit.log", event("get", "pods"))
+    tail, whole = audit.Tail(log), audit.Tail(log, start=0)
+    assert list(tail.new()) == []
+    with log.open("a", encoding="utf-8") as file:
+        for verb in ("list", "create"):
+            file.write(json.dumps(event(verb, "jobs", stageTimestamp="later")) + "\n")
+    (found,) = tail.new('"create"')
+    assert (found.verb, found.answered) == ("create", "later")
+    assert list(tail.new()) == []
+    assert [each.verb for each in whole.new()] == ["get", "list", "create"]

@@ -1,6 +1,7 @@
 """A real cluster of two nodes with the operator installed from its chart, in its own image."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,3 +23,16 @@ def platform() -> Iterator[Platform]:
             yield install(cluster, receiver)
     finally:
         cluster.down()
+
+
+@pytest.fixture(scope="session")
+def show(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Write figures where they are seen though the test passes."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def write(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+    return write

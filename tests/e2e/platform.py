@@ -6,18 +6,22 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests.apiclient import ApiClient
 from tests.cluster import Cluster
 from tests.cluster.binaries import binary
 from tests.cluster.imagebuild import product_version, recipes
+from tests.controlplane.callers import Server
+from tests.e2e.installed import NAMESPACE, InstalledOperator
 from tests.receiver import Receiver
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMESPACE = "agentjobs-system"
 BUSYBOX = "docker.io/local/busybox:1"
 NODE_LOST_SECONDS = 15
+LINGER_SECONDS = 4
 POLL = 0.1
 TERMINAL = ("done", "failed", "cancelled", "timed_out")
 
@@ -38,6 +42,16 @@ class Platform:
         name = f"t-{uuid.uuid4().hex[:8]}"
         self.cluster.kubectl("create", "namespace", name)
         return Platform(self.cluster, self.receiver, self.public_key, name)
+
+    @property
+    def operator(self) -> InstalledOperator:
+        return InstalledOperator(self.cluster)
+
+    @cached_property
+    def api(self) -> ApiClient:
+        """The API server without a kubectl in between, which would cost more than the answer."""
+        server = Server.of(self.cluster.kubeconfig)
+        return ApiClient(f"https://{server.host}", server.context)
 
     def kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl("--namespace", self.namespace, *arguments)
@@ -71,6 +85,31 @@ class Platform:
                 return status
             time.sleep(POLL)
         raise AssertionError(f"{name} is not {'/'.join(wanted)} after {seconds} s: {status}")
+
+    def wait_for_all(
+        self, names: Iterable[str], states: Iterable[str] = TERMINAL, seconds: float = 60
+    ) -> dict[str, Document]:
+        """Wait until each of these jobs is in one of some states; return them by their names."""
+        wanted, names = tuple(states), set(names)
+        until = time.monotonic() + seconds
+        while True:
+            found = {
+                body["metadata"]["name"]: body
+                for body in self.api.items("AgentJob", self.namespace)
+                if body["metadata"]["name"] in names
+            }
+            late = {
+                name
+                for name in names
+                if found.get(name, {}).get("status", {}).get("state") not in wanted
+            }
+            if not late:
+                return found
+            shown = {name: found.get(name, {}).get("status") for name in sorted(late)[:3]}
+            assert time.monotonic() < until, (
+                f"{len(late)} jobs not {'/'.join(wanted)} after {seconds} s, among them {shown}"
+            )
+            time.sleep(POLL)
 
     def stop(self, name: str, reason: str = "no longer needed") -> None:
         patch = json.dumps({"spec": {"stop": {"reason": reason}}})
@@ -113,7 +152,10 @@ def install(cluster: Cluster, receiver: Receiver) -> Platform:
         "operator": {
             # The second node is lost in a test; the operator must not go with it.
             "nodeSelector": {"kubernetes.io/hostname": "node1"},
-            "extraEnv": [{"name": "AGENTJOBS_NODE_LOST_SECONDS", "value": str(NODE_LOST_SECONDS)}],
+            "extraEnv": [
+                {"name": "AGENTJOBS_NODE_LOST_SECONDS", "value": str(NODE_LOST_SECONDS)},
+                {"name": "AGENTJOBS_LINGER_SECONDS", "value": str(LINGER_SECONDS)},
+            ],
         },
     }
     command = [

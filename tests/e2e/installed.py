@@ -1,0 +1,117 @@
+"""The installed operator: its Deployment, its pod, and the process of it on this machine."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import Cluster
+
+NAMESPACE = "agentjobs-system"
+DEPLOYMENT = "agentjobs-operator"
+SELECTOR = "app.kubernetes.io/component=operator"
+COMMAND = (b"-m", b"agentjobs.main", b"operator")
+GONE_WITHIN = 30.0
+POLL = 0.05
+
+
+class InstalledOperator:
+    """One replica, as the chart installs it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def kill(self) -> None:
+        """SIGKILL; the kubelet starts it again."""
+        (pod,) = self._pods()
+        send(pod["metadata"]["uid"], signal.SIGKILL)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Kill it and keep it away; it is back and ready afterwards."""
+        (pod,) = self._pods()
+        uid = pod["metadata"]["uid"]
+        # Frozen first: it must not hear of being scaled down, and give its Lease up.
+        send(uid, signal.SIGSTOP)
+        try:
+            self._scale(0)
+            send(uid, signal.SIGKILL)
+            self._wait_until_gone()
+            yield
+        finally:
+            self._scale(1)
+            self.wait_until_ready()
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Without it, for another one to act in its place; it gives its Lease up."""
+        self._scale(0)
+        try:
+            self._wait_until_gone()
+            yield
+        finally:
+            self._scale(1)
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        self._kubectl("rollout", "status", f"deployment/{DEPLOYMENT}", "--timeout=60s")
+
+    def _scale(self, replicas: int) -> None:
+        self._kubectl("scale", f"deployment/{DEPLOYMENT}", f"--replicas={replicas}")
+
+    def _wait_until_gone(self) -> None:
+        end = time.monotonic() + GONE_WITHIN
+        while self._pods():
+            assert time.monotonic() < end, "the operator's pod is still there"
+            time.sleep(POLL)
+
+    def _pods(self) -> list[dict[str, Any]]:
+        text = self._kubectl("get", "pods", "-l", SELECTOR, "-o", "json")
+        items: list[dict[str, Any]] = json.loads(text)["items"]
+        return items
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self._cluster.kubectl("--namespace", NAMESPACE, *arguments)
+
+
+def send(pod_uid: str, number: signal.Signals) -> None:
+    """Signal the operator's process of one pod, and no other.
+
+    The pod's uid stands in the control group of its processes. The process is held by a
+    descriptor while it is looked at, so that its number cannot become somebody else's.
+    """
+    held = [fd for process in Path("/proc").glob("[0-9]*") if (fd := _hold(process, pod_uid))]
+    try:
+        assert len(held) == 1, f"{len(held)} processes of the operator in pod {pod_uid}"
+        signal.pidfd_send_signal(held[0], number)
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def _hold(process: Path, pod_uid: str) -> int | None:
+    """A descriptor of the process, if it is the operator's in that pod."""
+    try:
+        if not _is_ours(process, pod_uid):
+            return None
+        fd = os.pidfd_open(int(process.name))
+    except OSError:
+        return None
+    try:
+        ours = _is_ours(process, pod_uid)
+    except OSError:
+        ours = False
+    if not ours:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _is_ours(process: Path, pod_uid: str) -> bool:
+    words = (process / "cmdline").read_bytes().split(b"\0")
+    inside = f"pod{pod_uid}/" in (process / "cgroup").read_text(encoding="utf-8")
+    return inside and tuple(words[1:4]) == COMMAND
