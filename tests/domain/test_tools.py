@@ -156,6 +156,21 @@ def test_r_tool_more_than_the_entry_allows_is_refused_not_cut(job: Json, words: 
     assert not [word for word in words if word not in str(error.value)]
 
 
+@pytest.mark.parametrize(
+    ("tool", "expected"),
+    [
+        pytest.param({}, 60, id="the platform's default is above it"),
+        pytest.param({"defaults": {"deadlineSeconds": 50}}, 50, id="its own default is below it"),
+        pytest.param({"defaults": {"deadlineSeconds": 70}}, 60, id="its own default is above it"),
+    ],
+)
+def test_r_tool_its_largest_deadline_holds_where_the_job_says_nothing(
+    tool: Json, expected: int
+) -> None:
+    limited = a_tool(limits={"deadlineSeconds": 60}, **tool)
+    assert accept(observed(an_agentjob(toolRef=REF), tool=limited)).deadline_at == at(expected)
+
+
 def test_r_tool_its_defaults_hold_where_the_job_says_nothing() -> None:
     defaults = {
         "deadlineSeconds": 50,

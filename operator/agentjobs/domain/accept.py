@@ -138,8 +138,11 @@ def _accepted(seen: Observed, template: Template, tool: AgentTool | None) -> Acc
         for seconds in (spec.deadline_seconds, template.active_deadline)
     ]
     fallback = (defaults and defaults.deadline_seconds) or seen.policy.default_deadline
-    known = [deadline for deadline in deadlines if deadline]
-    deadline_at = min(known) if known else deadline_of(seen.job, fallback)
+    # Who asks for nothing gets no more than who asks for the most.
+    limit = tool.spec.limits.deadline_seconds if tool and tool.spec.limits else None
+    asked = any(deadlines)
+    deadlines += [None if asked else deadline_of(seen.job, fallback), deadline_of(seen.job, limit)]
+    deadline_at = min((deadline for deadline in deadlines if deadline), default=None)
     if deadline_at is None:  # pragma: no cover - the platform's default is a number
         raise InvalidSpecError("no deadline")
     return Accepted(
