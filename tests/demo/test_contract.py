@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from demo.tools import contract
 from demo.tools.build_c_project import checked
 from demo.tools.contract import ArgumentError, ToolError

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+
 from demo.tools.contract import ArgumentError, ToolError
 from demo.tools.crawl_site import crawl_site, new_crawl
 from demo.tools.page import Page
-
 from tests.demo.site import serving
 
 

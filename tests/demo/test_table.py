@@ -3,6 +3,7 @@
 import io
 
 import pytest
+
 from demo.table import Display, Row, lines_of, progress_of
 
 QUEUED = Row(job="build", state="queued", pod="", seconds=0, text="slot")
