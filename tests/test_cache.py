@@ -1,5 +1,6 @@
 """What is known of the cluster: the newest of everything, and nothing for longer than needed."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -113,6 +114,19 @@ def test_a_deleted_pod_is_remembered_as_it_was_last_seen(cache: Cache) -> None:
     assert (view.phase, view.gone, view.dead) == ("Failed", True, True)
     cache.put_pod(pod("p", 2))
     assert cache.pods("j1")[0].gone
+
+
+def test_when_a_deletion_was_asked_for_outlasts_the_kubelet_s_last_word(cache: Cache) -> None:
+    asked = {"deletionTimestamp": "2026-01-01T00:00:15Z", "deletionGracePeriodSeconds": 5}
+    last = {"deletionTimestamp": "2026-01-01T00:00:13Z", "deletionGracePeriodSeconds": 0}
+    cache.put_pod(pod("p", 1))
+    for version, times in ((2, asked), (3, last)):
+        body = pod("p", version)
+        body["metadata"] |= times
+        cache.put_pod(body, gone=version == 3)
+    (view,) = cache.pods("j1")
+    assert view.gone
+    assert view.delete_requested_at == datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
 
 
 def test_pods_belong_to_the_uid_of_their_job_and_never_to_a_label(cache: Cache) -> None:

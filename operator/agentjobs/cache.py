@@ -175,6 +175,10 @@ class Cache:
         version = int(meta["resourceVersion"])
         known = pods.get(view.uid)
         if known is None or known[0] < version:
+            if known and known[1].delete_by:
+                # The kubelet's last word moves the time of the deletion; when it was asked counts.
+                by, grace = known[1].delete_by, known[1].delete_grace
+                view = replace(view, delete_by=by, delete_grace=grace)
             pods[view.uid] = (version, view.as_gone() if gone else view)
         elif gone:
             pods[view.uid] = (known[0], known[1].as_gone())

@@ -68,7 +68,11 @@ def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linge
         return False
     if pod.disruption and not (pod.disrupted_at and _before(end, pod.disrupted_at)):
         return False
-    if pod.delete_requested_at is not None and not _before(end, pod.delete_requested_at):
+    asked_at = pod.delete_requested_at
+    if asked_at is not None and ending is not None:
+        # Of a pod that was seen only as it went, the time of the request is not known any more.
+        asked_at = min(asked_at, ending.at)
+    if asked_at is not None and not _before(end, asked_at):
         return False
     if pod.reason != DEADLINE:
         return True
