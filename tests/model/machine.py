@@ -370,11 +370,7 @@ class Histories(RuleBasedStateMachine):
             old.frozen = old.life is not None
             if act % 2 == 0 and act < 8:
                 self.somebody_intervenes(act, self._newest())
-            new.die()
-            new.contend()
-            self._pass(TERMS.lease + 1)
-            new.contend()
-            new.run()
+            self._succeed(new)
             for _ in range(rounds):
                 self.cluster.run()
                 new.run()
@@ -384,6 +380,34 @@ class Histories(RuleBasedStateMachine):
                 new.run()
         if thaws:
             self.an_operator_thaws(self.processes.index(old))
+
+    def _succeed(self, new: Process) -> None:
+        new.die()
+        new.contend()
+        self._pass(TERMS.lease + 1)
+        new.contend()
+        new.run()
+
+    @rule(number=which, spec=st.sampled_from((0, 1, 3)), stopped=st.booleans())
+    def a_claim_is_left_to_another(self, number: int, spec: int, *, stopped: bool) -> None:
+        """A leader freezes between claim and creation; both are over when it goes on (R-CLAIM)."""
+        with self._step("claims left to another"):
+            old = self._working(number)
+            new = next(each for each in self.processes if each is not old)
+            self.somebody_creates(spec, again=False)
+            # Finalizer and claim; then the creation is on its way, or not even sent.
+            old.get_so_far(2 if stopped else 1, unanswered=not stopped)
+            old.frozen = old.life is not None
+            if stopped:
+                self.cluster.stop(NAMES[self._newest()])
+            self._succeed(new)
+            self.cluster.run()
+            new.run()
+            if not stopped:
+                self._delete_job_of_newest()
+                self.cluster.run()
+                new.run()
+        self.an_operator_thaws(self.processes.index(old))
 
     @rule(number=which, choice=some, how=st.integers(0, len(REPLIES) - 1))
     def an_event_arrives(self, number: int, choice: int, how: int) -> None:

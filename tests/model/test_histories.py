@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.machine import Histories, total
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
-COUNT = int(os.environ.get("AGENTJOBS_HISTORIES") or (2000 if SOAK else 450))
+COUNT = int(os.environ.get("AGENTJOBS_HISTORIES") or (2000 if SOAK else 300))
 FAULTS = (
     "conflicts",
     "crashes",
@@ -51,6 +51,7 @@ quick = settings(
 )
 
 
+@pytest.mark.timeout(3600 if SOAK else 300)
 def test_r_level_every_history_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     total.clear()
     machine = Histories
