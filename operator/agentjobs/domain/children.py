@@ -76,11 +76,6 @@ class JobView:
         )
 
     @property
-    def stopped(self) -> bool:
-        """Whether it is suspended and none of its pods is left."""
-        return self.halted and not self.active and not self.terminating
-
-    @property
     def over(self) -> bool:
         """Whether the Job controller has declared it over, with none of its pods left running."""
         return self.complete or bool(self.failed_reason)
