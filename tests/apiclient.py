@@ -2,11 +2,13 @@
 
 import http.client
 import json
+import socket
 import ssl
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -28,6 +30,7 @@ ROOTS = {
 }
 CLUSTER_WIDE = {"Namespace", "Node"}
 POLL = 0.1
+CLOSED_WITHIN = 5.0
 
 
 class RefusedError(AssertionError):
@@ -148,9 +151,10 @@ class Record:
         self._closed = True
         for stream in list(self._streams.values()):
             if stream.sock:
-                stream.sock.close()
-        with self._changed:
-            self._changed.notify_all()
+                with suppress(OSError):
+                    stream.sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(CLOSED_WITHIN)
 
     def listen(self, listener: Callable[[str, Document], None]) -> None:
         """Call with every change of a pod; `ADDED`, `MODIFIED` or `DELETED` comes first."""
@@ -210,12 +214,13 @@ class Record:
     def _events(self, kind: str, version: str) -> Iterable[Document]:
         stream = self._streams[kind] = self._api.connect(timeout=None)
         query = urlencode({"watch": "true", "resourceVersion": version})
-        stream.request(
-            "GET", f"{path_of(kind, '')}?{query}", headers={"Accept": "application/json"}
-        )
-        answer = stream.getresponse()
-        while line := answer.readline():
-            yield json.loads(line)
+        try:
+            stream.request("GET", f"{path_of(kind, '')}?{query}")
+            with stream.getresponse() as answer:
+                while line := answer.readline():
+                    yield json.loads(line)
+        finally:
+            stream.close()
 
     def _take(self, event: str, body: Document) -> None:
         meta = body["metadata"]

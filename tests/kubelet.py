@@ -137,10 +137,14 @@ class Kubelet:
     def _end(self, pod: Document, *, deleted: bool) -> None:
         wanted = self._exits.get(pod["metadata"]["uid"], (TERMINATED, 0.0))
         try:
-            if wanted is not None and any("running" in state for state in _states(pod)):
-                code, after = wanted
+            if wanted is None:
+                return
+            code, after = wanted
+            if any("running" in state for state in _states(pod)):
                 self._closed.wait(after)
                 self._write(pod, _ended(pod, code, deleted=deleted))
+            elif (pod.get("status") or {}).get("phase") == "Pending":
+                self._write(pod, {"phase": "Failed"})  # its last word: nothing of it ever ran
         except RefusedError:
             return  # the pod was gone before
         finally:

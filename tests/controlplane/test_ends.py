@@ -267,12 +267,12 @@ def no_retry_after_deadline(place: Place) -> None:
 
 @scenario("R-DEADLINE the pending deadline begins with the Job and ends with the first container")
 def pending_deadline(place: Place) -> None:
-    place.create("pend-a", pendingDeadlineSeconds=5, deadlineSeconds=120)
-    place.create("pend-b", pendingDeadlineSeconds=5, deadlineSeconds=120)
+    place.create("pend-a", pendingDeadlineSeconds=10, deadlineSeconds=120)
+    place.create("pend-b", pendingDeadlineSeconds=10, deadlineSeconds=120)
     place.create(
         "pend-c",
         dependsOn=[{"name": "pend-a", "condition": "Succeeded"}],
-        pendingDeadlineSeconds=5,
+        pendingDeadlineSeconds=10,
         deadlineSeconds=120,
     )
     running = place.until_running("pend-a")
@@ -282,7 +282,7 @@ def pending_deadline(place: Place) -> None:
     assert not status["cause"]["ran"]
     assert "no node fits" in status["cause"]["message"]
     made = place.jobs("pend-b")[0]["metadata"]["creationTimestamp"]
-    assert 5 <= seconds_between(made, status["finishedAt"]) <= 5 + LATE_SECONDS
+    assert 10 <= seconds_between(made, status["finishedAt"]) <= 10 + LATE_SECONDS
     assert place.state("pend-a") == "running"
     assert "pend-a" in place.until_waiting("pend-c", "dependency")["message"]
     assert not place.jobs("pend-c")

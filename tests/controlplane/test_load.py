@@ -91,25 +91,31 @@ class Crowd:
         assert {job["status"]["state"] for job in jobs} == {"done"}
         assert {len(job["status"]["attempts"]) for job in jobs} == {1}
         uids = {job["metadata"]["uid"] for job in jobs}
-        assert audit.jobs_made(requests) == {(uid, "1"): 1 for uid in uids}
-        self._assert_claimed_first(requests)
-        made = audit.pods_made(requests)
-        assert len(made) == len(uids)
-        assert set(made.values()) == {1}
+        # A request whose sender was killed stands in the log without its answer: at most one each.
+        assert audit.jobs_made(requests).items() <= {(uid, "1"): 1 for uid in uids}.items()
+        assert set(audit.pods_made(requests).values()) == {1}
+        for uid in uids:
+            (child,) = self._record.children(uid)
+            assert len(self._record.children(child["metadata"]["uid"])) == 1
+        self._assert_claimed_first(jobs)
         for job in jobs:
             history = self._record.history(job["metadata"]["uid"])
             states = [(each.get("status") or {}).get("state") for each in history]
             first_end = next(n for n, state in enumerate(states) if state in ENDS)
             assert set(states[first_end:]) == {"done"}
 
-    def _assert_claimed_first(self, requests: list[audit.Request]) -> None:
-        """Every Job was made after the write that names it was answered."""
-        claimed: set[str] = set()
-        for each in requests:
-            if each.taken and (each.verb, each.resource) == ("patch", "agentjobs/status"):
-                claimed.add(str((each.returned.get("status") or {}).get("jobName")))
-            if each.taken and (each.verb, each.resource) == ("create", "jobs"):
-                assert each.returned["metadata"]["name"] in claimed
+    def _assert_claimed_first(self, jobs: list[Document]) -> None:
+        """Every Job is younger than the status that names it: versions of one server compare."""
+        for job in jobs:
+            uid = job["metadata"]["uid"]
+            claim = next(
+                version
+                for version in self._record.history(uid)
+                if (version.get("status") or {}).get("jobName")
+            )
+            for child in self._record.children(uid):
+                made = self._record.history(child["metadata"]["uid"])[0]
+                assert version_of(claim) < version_of(made), job["metadata"]["name"]
 
     def _create(self, name: str) -> Document:
         return self._api.create(
@@ -120,6 +126,10 @@ class Crowd:
                 "spec": {"template": template()},
             }
         )
+
+
+def version_of(body: Document) -> int:
+    return int(body["metadata"]["resourceVersion"])
 
 
 def own_requests(requests: list[audit.Request]) -> Counter[tuple[str, str]]:
@@ -151,7 +161,7 @@ def test_rule_r_level_a_job_costs_four_requests_whatever_their_number(
     sys.stdout.write(f"\n{SMALL} jobs in {took:.1f} s\n{audit.table(everything, SMALL)}\n")
     assert sum(counts.values()) <= WRITES_PER_JOB * SMALL
     assert everything["create", "events"] <= 3 * SMALL
-    assert not operator.metric("agentjobs_passes_total", outcome="error")
+    assert operator.starts == 1
 
 
 @pytest.mark.controlplane
