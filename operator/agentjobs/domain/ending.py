@@ -91,7 +91,9 @@ def is_over(seen: Observed, child: JobView) -> bool:
         return True
     # The Job goes on counting a pod that nobody can end any more: its node is lost.
     lost = sum(pod.lost for pod in seen.pods)
-    if seen.job.status.ending and child.halted and child.active + child.terminating <= lost:
+    idle = child.halted and child.active + child.terminating <= lost
+    # What a queue may resume is not over before it is deleted.
+    if seen.job.status.ending and idle and not child.queued:
         return True
     return child.single and any(_has_decided(pod, child) for pod in seen.pods)
 
