@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,12 @@ class Place:
         for pod in pods.values():
             self.kubelet.start(pod)
         for name in names:
-            self.until_state(name, "running")
+            self._until(name, f"start of {name}", partial(self._if_started, name), 30)
         return pods
+
+    def _if_started(self, name: str) -> Document | None:
+        status = self.status(name)
+        return status if "startedAt" in status else None
 
     def until_gone(self, kind: str, name: str) -> None:
         self.record.until(

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ def record(plane: ControlPlane) -> Iterator[Record]:
 def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
     kubeconfig = plane.kubeconfig_for(OPERATOR, ["operator-under-load"])
     with OperatorProcess("operator", kubeconfig, tmp_path) as operator:
+        # A machine that is busy enough loses leases.
+        operator.keep_running()
         yield operator
 
 
@@ -128,6 +131,10 @@ class Crowd:
         )
 
 
+def has_started(operator: OperatorProcess, starts: int) -> bool:
+    return operator.starts > starts
+
+
 def version_of(body: Document) -> int:
     return int(body["metadata"]["resourceVersion"])
 
@@ -161,7 +168,7 @@ def test_rule_r_level_a_job_costs_four_requests_whatever_their_number(
     sys.stdout.write(f"\n{SMALL} jobs in {took:.1f} s\n{audit.table(everything, SMALL)}\n")
     assert sum(counts.values()) <= WRITES_PER_JOB * SMALL
     assert everything["create", "events"] <= 3 * SMALL
-    assert operator.starts == 1
+    assert operator.starts <= 2
 
 
 @pytest.mark.controlplane
@@ -190,8 +197,10 @@ def die_and_go_on(
         creation = pool.submit(crowd.create)
         for number in range(kills):
             crowd.until_over(count * number // (kills + 1) + 1, 120)
+            starts = operator.starts
             operator.kill()
-            operator.start()
+            record.until("start of the next", partial(has_started, operator, starts))
+            operator.wait_until_ready()
         creation.result()
         crowd.until_over(count, 300)
     requests = crowd.requests()
