@@ -144,7 +144,7 @@ def test_what_a_list_does_not_show_any_more_is_lost(cache: Cache) -> None:
     assert cache.lose_pod("j1", "p") == Key(NS, "a")
     assert cache.pods("j1")[0].gone
     assert not list(cache.live_pods())
-    assert cache.lose_job(Key(NS, "a-1", "Job")) == Key(NS, "a")
+    assert cache.lose_job(Key(NS, "a-1", "Job"), "j1") == Key(NS, "a")
     assert cache.child(NS, "a-1") is None
 
 
@@ -228,3 +228,52 @@ async def test_a_list_after_events_is_a_watch_that_lost_its_place(feed: Feed) ->
     feed.lost_place.clear()
     feed.follow("pods", None)
     assert not feed.lost_place.is_set(), "the same list"
+
+
+def test_r_dead_a_pod_that_its_job_left_behind_is_still_seen_to_end(cache: Cache) -> None:
+    """`kubectl delete job --cascade=orphan` takes the owner out of the pod."""
+    cache.put_pod(pod("p", 3))
+    orphan = pod("p", 4, phase="Succeeded")
+    del orphan["metadata"]["ownerReferences"]
+    cache.put_pod(orphan)
+    (seen,) = cache.pods("j1")
+    assert seen.phase == "Succeeded"
+
+
+def tool(uid: str, version: int) -> dict[str, Any]:
+    return {
+        "kind": "AgentTool",
+        "metadata": meta("t", uid, version),
+        "spec": {"description": "d", "template": {}},
+    }
+
+
+def test_a_late_deletion_does_not_take_a_tool_that_was_made_anew(cache: Cache) -> None:
+    key = cache.put_tool(tool("new", 9))
+    cache.drop_tool(key, "old")
+    assert key in cache.tools
+    cache.drop_tool(key, "new")
+    assert key not in cache.tools
+
+
+def node(version: int, *, ready: bool) -> dict[str, Any]:
+    condition = {
+        "type": "Ready",
+        "status": "True" if ready else "Unknown",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    metadata = {"name": "node", "uid": "n1", "resourceVersion": str(version)}
+    return {"metadata": metadata, "status": {"conditions": [condition]}}
+
+
+def test_r_dead_an_older_word_about_a_node_does_not_count(cache: Cache) -> None:
+    cache.put_node(node(9, ready=True))
+    cache.put_node(node(8, ready=False))
+    assert cache.nodes["node"].not_ready_since is None
+
+
+def test_r_stop_a_time_that_nobody_can_read_does_not_hide_the_stop(cache: Cache) -> None:
+    key = cache.put_agentjob(agentjob("u1", 1, stop={"at": "2026-01-01T00:00:00+24:00"}))
+    stop = cache.records[key].parse().spec.stop
+    assert stop is not None
+    assert stop.at is None

@@ -170,6 +170,9 @@ class Cache:
         meta = body["metadata"]
         key = self._key_of_label(meta)
         if not view.job_uid:
+            # Its Job was deleted and left it behind; it is still the pod of that attempt.
+            view = replace(view, job_uid=self._job_of_orphan(view.uid))
+        if not view.job_uid:
             return None
         pods = self._pods.setdefault(view.job_uid, {})
         version = int(meta["resourceVersion"])
@@ -183,6 +186,9 @@ class Cache:
         elif gone:
             pods[view.uid] = (known[0], known[1].as_gone())
         return key
+
+    def _job_of_orphan(self, uid: str) -> str:
+        return next((job_uid for job_uid, pods in self._pods.items() if uid in pods), "")
 
     def pods(self, job_uid: str) -> tuple[PodView, ...]:
         """Pods of a Job, the oldest first."""
@@ -209,8 +215,11 @@ class Cache:
         view = NodeView.from_json(body)
         view = replace(view, gone=True) if gone else view
         known = self.nodes.get(view.name)
+        if known and known.uid == view.uid and known.version > view.version:
+            return ()
         self.nodes[view.name] = view
-        if known == view or (known is None and view.not_ready_since is None):
+        told = known and replace(known, version=view.version)
+        if told == view or (known is None and view.not_ready_since is None):
             return ()
         return tuple(self._keys_on(view.name))
 
@@ -241,9 +250,11 @@ class Cache:
         self.tools[key] = tool
         return key
 
-    def drop_tool(self, key: Key) -> None:
-        """Forget a deleted tool."""
-        self.tools.pop(key, None)
+    def drop_tool(self, key: Key, uid: str) -> None:
+        """Forget a deleted tool, unless another has taken its name."""
+        known = self.tools.get(key)
+        if known and known.metadata.uid == uid:
+            del self.tools[key]
 
     def tool_of(self, job: AgentJob) -> AgentTool | None:
         """The tool that an AgentJob names."""
@@ -273,10 +284,13 @@ class Cache:
                 if not view.gone:
                     yield job_uid, view, version
 
-    def lose_job(self, name: Key) -> Key | None:
-        """Note that a Job is not listed any more; return its AgentJob's key."""
-        _, view = self._children.pop(name)
-        return self._keys.get(view.owner_uid)
+    def lose_job(self, name: Key, uid: str) -> Key | None:
+        """Note that a Job is not there any more; return its AgentJob's key."""
+        known = self._children.get(name)
+        if known is None or known[1].uid != uid:
+            return None
+        del self._children[name]
+        return self._keys.get(known[1].owner_uid)
 
     def lose_pod(self, job_uid: str, uid: str) -> Key | None:
         """Note that a pod is not listed any more; return its AgentJob's key."""

@@ -86,7 +86,8 @@ class Feed:
         """Forget a deleted AgentJob."""
         self._cache.drop_agentjob(key, uid)
         self._passes.forget(uid)
-        self._queue.forget(key)
+        if key not in self._cache.records:
+            self._queue.forget(key)
 
     def job(self, body: dict[str, Any], *, gone: bool = False) -> None:
         """Take in a Job."""
@@ -110,7 +111,7 @@ class Feed:
         meta = body["metadata"]
         key = Key(meta.get("namespace", ""), meta["name"], body.get("kind", ToolKind.AGENT_TOOL))
         if gone:
-            self._cache.drop_tool(key)
+            self._cache.drop_tool(key, meta["uid"])
             return
         try:
             self._queue.add(self._cache.put_tool(body))

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentjobs import codec
-from agentjobs.api.agentjob import AgentJob, AgentJobStatus
+from agentjobs.api.agentjob import AgentJob, AgentJobStatus, ToolKind
+from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import FINALIZER, LABEL_JOB
 from agentjobs.cache import Cache, Key, Record
 from agentjobs.dispatch import Dispatcher, Letter
@@ -19,7 +20,7 @@ from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.nodes import lose_pods
-from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine, ReadPods
+from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine, ReadPods, ReadTool
 from agentjobs.domain.plan import (
     Action,
     AddFinalizer,
@@ -36,6 +37,8 @@ from agentjobs.domain.reconcile import decide
 from agentjobs.domain.refusal import Refusal, refusal_in_events, refusal_of
 from agentjobs.kube import (
     AGENTJOBS,
+    AGENTTOOLS,
+    CLUSTERAGENTTOOLS,
     EVENTS,
     JOBS,
     PODS,
@@ -173,6 +176,7 @@ class Passes:
             job=job,
             policy=self._policy,
             tool=self._cache.tool_of(job),
+            tool_known=False,
             child=child,
             child_seen=meta.uid in self._children_seen,
             pods=pods,
@@ -195,6 +199,8 @@ class Passes:
                 for body in page["items"]:
                     self._cache.put_pod(body)
             return replace(self._gather(seen.job), pods_listed=True)
+        if isinstance(need, ReadTool):
+            return replace(seen, tool=await self._tool(seen.job), tool_known=True)
         selector = f"involvedObject.uid={need.job_uid}"
         events: list[dict[str, Any]] = []
         async for page in self._kube.pages(EVENTS, namespace, {"fieldSelector": selector}):
@@ -202,6 +208,20 @@ class Passes:
         refusal = refusal_in_events(events)
         self._refusals[seen.job.metadata.uid] = (seen.now, refusal)
         return replace(seen, refusal=refusal, refusal_known=True)
+
+    async def _tool(self, job: AgentJob) -> AgentTool | None:
+        """Ask for the tool that a job names."""
+        ref = job.spec.tool_ref
+        if ref is None:
+            return None
+        namespaced = ref.kind is ToolKind.AGENT_TOOL
+        resource = AGENTTOOLS if namespaced else CLUSTERAGENTTOOLS
+        namespace = job.metadata.namespace if namespaced else ""
+        try:
+            self._cache.put_tool(await self._kube.get(resource, namespace, ref.name))
+        except NotFoundError:
+            return None
+        return self._cache.tool_of(job)
 
     async def _last_line(self, seen: Observed, need: ReadLastLine) -> str:
         """Read the tool's last line; one that nobody can give must not hold up the end for ever.
@@ -252,7 +272,7 @@ class Passes:
             case CreateJob():
                 return await self._create(key, job, action.body)
             case SuspendJob():
-                await self._patch_child(key, action, {"spec": {"suspend": True}})
+                return await self._patch_child(key, action, {"spec": {"suspend": True}})
             case DeleteJob():
                 await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
             case ExpirePod():
@@ -296,14 +316,16 @@ class Passes:
         # The next pass may come before the watch, and would ask again.
         self._cache.put_pod(answer)
 
-    async def _patch_child(self, key: Key, action: SuspendJob, patch: dict[str, Any]) -> None:
+    async def _patch_child(self, key: Key, action: SuspendJob, patch: dict[str, Any]) -> bool:
+        """Change a Job; return whether it is not there any more, which nobody had told."""
         body = {"metadata": {"uid": action.uid}, **patch}
         try:
             answer = await self._kube.patch(JOBS, key.namespace, action.name, body)
         except (NotFoundError, ConflictError):
-            # The Job of that uid is gone; its end comes by the watch.
-            return
+            self._cache.lose_job(Key(key.namespace, action.name, "Job"), action.uid)
+            return True
         self._cache.put_job(answer)
+        return False
 
     def _deliver(self, key: Key, action: Deliver) -> None:
         """Hand an event of the stored outbox to the dispatcher."""

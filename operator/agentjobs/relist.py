@@ -74,7 +74,7 @@ class Relist:
         for name, job, at in self._cache.job_keys():
             if job.uid not in seen and at <= version:
                 self._missed("Job", job.name)
-                self._feed.wake(self._cache.lose_job(name))
+                self._feed.wake(self._cache.lose_job(name, job.uid))
 
     async def _agentjobs(self) -> None:
         seen, version = await self._list(AGENTJOBS, self._feed.agentjob)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -126,10 +127,42 @@ def test_r_tool_a_schema_that_cannot_be_used_says_why(schema: Json, words: list[
     assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}], ids=str)
-def test_r_args_a_schema_that_refers_to_itself_ends(schema: Json) -> None:
-    check_schema(schema)
-    assert faults_of(schema, {"a": 1}) == []
+def doubled(levels: int) -> Json:
+    """A chain of definitions of which each refers twice to the next: 2 ** levels in all."""
+    names = [f"d{number}" for number in range(levels)]
+    definitions: Json = {
+        name: {"allOf": [{"$ref": f"#/$defs/{after}"}] * 2}
+        for name, after in pairwise([*names, "last"])
+    }
+    return {"$defs": definitions | {"last": {"minLength": 1}}, "$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param({"$ref": "#"}, id="R-ARGS a schema that is itself"),
+        pytest.param(
+            {"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}},
+            id="R-ARGS a schema that doubles with each level of the arguments",
+        ),
+        pytest.param(doubled(40), id="R-ARGS a chain of references that doubles at each link"),
+    ],
+)
+def test_a_schema_that_would_take_for_ever_is_refused_at_once(schema: Json) -> None:
+    began = time.perf_counter()
+    with pytest.raises(InvalidSpecError, match="for ever"):
+        check_schema(schema)
+    assert time.perf_counter() - began < 1
+
+
+def test_r_args_a_chain_of_references_of_ordinary_length_is_taken() -> None:
+    check_schema(doubled(8))
+
+
+@pytest.mark.parametrize("pointer", ["#name", "other.json", "#/$defs/none"])
+def test_r_args_a_reference_that_leads_nowhere_says_so(pointer: str) -> None:
+    with pytest.raises(InvalidSpecError, match=r"\$ref"):
+        check_schema({"properties": {"a": {"$ref": pointer}}})
 
 
 def test_r_args_a_catastrophic_pattern_takes_linear_time() -> None:

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from agentjobs.api.base import (
     SET,
@@ -18,6 +18,7 @@ from agentjobs.api.base import (
     held_to,
     keyed_by,
     name_rule,
+    readable_time,
 )
 from agentjobs.api.names import (
     CAUSE_MESSAGE_CHARACTERS,
@@ -119,7 +120,7 @@ class Stop(Model):
     """Who asked."""
     reason: Annotated[str, Field(max_length=1024)] | None = None
     """Why, for the record."""
-    at: Time | None = None
+    at: Annotated[Time | None, BeforeValidator(readable_time)] = None
     """When it was asked, by the requester's clock."""
     declined: bool | None = None
     """The start was declined by its own side before anything ran (gateway only)."""

@@ -164,4 +164,7 @@ class AgentTool(Model):
 
 
 class ClusterAgentTool(AgentTool):
-    """A tool that agents of all namespaces may start. An AgentTool of the same name hides it."""
+    """A tool that agents of all namespaces may start.
+
+    In the catalogue an AgentTool of the same name hides it.
+    """

@@ -53,6 +53,16 @@ Seconds = Annotated[int, Field(ge=1, le=MAX_DURATION_SECONDS)]
 ResourceName = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)]
 
 
+def readable_time(value: Any) -> Any:
+    """A time of a user's, or None: the API server takes some that Python cannot hold (`+24:00`)."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        return None
+
+
 class Model(BaseModel):
     """A frozen value; reading tolerates unknown fields, the CRD's schema refuses them."""
 

@@ -16,6 +16,7 @@ from agentjobs.api.names import (
 )
 from agentjobs.domain import status as st
 from agentjobs.domain.callbacks import DELETION_PATIENCE, after, give_up, pending
+from agentjobs.domain.children import JobView
 from agentjobs.domain.finish import owed_by
 from agentjobs.domain.mirror import (
     stamped,
@@ -28,11 +29,15 @@ from agentjobs.domain.plan import (
     Note,
     Plan,
     RemoveFinalizer,
+    SuspendJob,
 )
 
 
 def after_end(seen: Observed) -> Plan:
     """Nothing of the job runs any more: settle deliveries, try those due, keep to the TTL."""
+    child = seen.child
+    if child and _must_not_run(seen, child):
+        return Plan(actions=(SuspendJob(child.name, child.uid),))
     deliveries = seen.job.status.callback.deliveries if seen.job.status.callback else ()
     settled = tuple(_settled(seen, each) for each in deliveries)
     if settled != deliveries:
@@ -46,6 +51,14 @@ def after_end(seen: Observed) -> Plan:
     if seen.now >= expires_at:
         return Plan(actions=(DeleteAgentJob(),))
     return Plan(requeue_at=expires_at)
+
+
+def _must_not_run(seen: Observed, child: JobView) -> bool:
+    """Whether a Job came to be of an attempt that was over before it began (R-CLAIM)."""
+    cause = seen.job.status.cause
+    if cause is None or cause.ran or child.owner_uid != seen.job.metadata.uid:
+        return False
+    return not (child.suspended or child.over or child.deleting)
 
 
 def _settled(seen: Observed, delivery: Delivery) -> Delivery:

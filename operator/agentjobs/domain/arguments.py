@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema_rs
 
@@ -16,8 +17,13 @@ from agentjobs.domain.texts import cut, one_line
 
 MAX_EXACT_INTEGER = 2**53
 """Beyond it, JSON readers that use binary64 change the number (RFC 8259 section 6)."""
+MAX_FOLLOWED = 400
+"""How deep a schema may be, references followed."""
 ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*\Z")
 WARNING_CHARACTERS = 256
+MAX_UNFOLDED = 20_000
+"""How large a schema may be with every reference replaced by what it means. Validation costs that
+much for each value, and two references to a parent double it with each level of the arguments."""
 RESERVED_ARGUMENT = "idempotency_key"
 """Name that the catalogue adds to every tool's schema."""
 
@@ -48,6 +54,11 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise InvalidSpecError(
             f"spec.inputSchema.properties.{RESERVED_ARGUMENT}: the catalogue adds this argument; "
             "name it otherwise"
+        )
+    if _unfolded(schema) > MAX_UNFOLDED:
+        raise InvalidSpecError(
+            "spec.inputSchema: its references unfold to more than "
+            f"{MAX_UNFOLDED} schemas, or to themselves; checking arguments would take for ever"
         )
     _validator(_canonical(schema))
 
@@ -124,6 +135,52 @@ def _scalar(value: Any) -> str | None:
 
 def _canonical(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, sort_keys=True)
+
+
+def _unfolded(schema: Mapping[str, Any]) -> int:
+    """Values in a schema with its references replaced; beyond the limit where they go in circles.
+
+    :raises InvalidSpecError: a reference that is not a pointer into the schema.
+    """
+    sizes: dict[str, int] = {}
+
+    def size(value: Any, depth: int) -> int:
+        if depth > MAX_FOLLOWED:
+            return MAX_UNFOLDED + 1
+        if isinstance(value, list):
+            return 1 + sum(size(item, depth + 1) for item in value)
+        if not isinstance(value, Mapping):
+            return 1
+        target = value.get("$ref", value.get("$dynamicRef"))
+        own = 1 + sum(size(item, depth + 1) for item in value.values())
+        return own + (of(target, depth + 1) if isinstance(target, str) else 0)
+
+    def of(pointer: str, depth: int) -> int:
+        if pointer not in sizes:
+            sizes[pointer] = MAX_UNFOLDED + 1  # what it is while it refers to itself
+            sizes[pointer] = min(size(_resolve(schema, pointer), depth), MAX_UNFOLDED + 1)
+        return sizes[pointer]
+
+    return size(schema, 0)
+
+
+def _resolve(schema: Mapping[str, Any], pointer: str) -> Any:
+    """What a `$ref` means (RFC 6901 pointers in URI fragments only)."""
+    if not pointer.startswith("#") or (len(pointer) > 1 and pointer[1] != "/"):
+        raise InvalidSpecError(
+            f"spec.inputSchema: $ref {cut(one_line(pointer), 80)} is not supported; "
+            "use a pointer such as #/$defs/NAME"
+        )
+    found: Any = schema
+    for step in unquote(pointer).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if found is None:
+            raise InvalidSpecError(f"spec.inputSchema: $ref {pointer} leads nowhere")
+    return found
 
 
 def _refuse_remote(uri: str) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from agentjobs.api.agentjob import (
+    AgentJob,
     AgentJobStatus,
     Attempt,
     Ending,
@@ -51,6 +52,9 @@ from agentjobs.domain.verdict import (
 from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
 
 MAX_POD_UIDS = 16
+NAME_PATIENCE = timedelta(seconds=60)
+"""How long a placeholder is tried for. A former leader that slept longer has lost its Lease; a Job
+that it makes all the same is suspended when it is seen (`afterwards`)."""
 
 
 def during(seen: Observed, attempt: Attempt) -> Plan:
@@ -104,8 +108,9 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
     if seen.refusal and seen.refusal.kind in {RefusalKind.INVALID, RefusalKind.DENIED}:
         reason = hopeless(seen)
         if reason:
-            ending = Ending(code=reason.code, message=sentence(reason.message), at=seen.now)
-            return end_unstarted(seen, ending)
+            found = Ending(code=reason.code, message=sentence(reason.message), at=seen.now)
+            # A stop that was recorded first names the end, whatever refuses its placeholder.
+            return end_unstarted(seen, seen.job.status.ending or found)
     due = ending_due(seen, deadline(seen))
     if due:
         # The claim may still be acted upon by a former leader; only a taken name prevents it.
@@ -119,6 +124,9 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
 
 def _take_name(seen: Observed, status: AgentJobStatus, name: str) -> Plan:
     """Make a placeholder; one that is refused is tried again after a while."""
+    ending = status.ending
+    if seen.refusal and ending and seen.now >= ending.at + NAME_PATIENCE:
+        return end_unstarted(replace(seen, job=_with(seen, status)), ending)
     if seen.refusal and seen.refusal_known:
         later = seen.now + timedelta(seconds=seen.policy.refusal_recheck)
         return mirror(seen, status, requeue_at=later)
@@ -233,6 +241,10 @@ def _may_have_begun(seen: Observed) -> bool:
     # A pod on record that is not there came to its end while nobody watched.
     on_record = child.succeeded or child.failed or seen.job.status.pod_name
     return not seen.pods and bool(on_record)
+
+
+def _with(seen: Observed, status: AgentJobStatus) -> AgentJob:
+    return seen.job.model_copy(update={"status": status})
 
 
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:

@@ -24,7 +24,7 @@ from agentjobs.domain.finish import end_unstarted
 from agentjobs.domain.gates import closed_gate
 from agentjobs.domain.job import desired_job
 from agentjobs.domain.mirror import earlier, invalid, mirror, stamped, with_condition
-from agentjobs.domain.observed import Observed
+from agentjobs.domain.observed import Observed, ReadTool
 from agentjobs.domain.plan import (
     AddFinalizer,
     CreateJob,
@@ -41,6 +41,8 @@ def before_start(seen: Observed) -> Plan:
         and FINALIZER not in seen.job.metadata.finalizers
     ):
         return Plan(actions=(AddFinalizer(),))
+    if seen.job.spec.tool_ref and seen.tool is None and not seen.tool_known:
+        return Plan(need=ReadTool())
     try:
         accepted = accept(seen)
     except InvalidSpecError as error:

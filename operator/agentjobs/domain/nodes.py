@@ -17,6 +17,8 @@ class NodeView:
 
     name: str
     uid: str = ""
+    version: int = 0
+    """metadata.resourceVersion: an older word about a node counts for nothing."""
     gone: bool = False
     """It was deleted."""
     not_ready_since: datetime | None = None
@@ -35,6 +37,7 @@ class NodeView:
         return cls(
             name=body["metadata"]["name"],
             uid=body["metadata"]["uid"],
+            version=int(body["metadata"].get("resourceVersion") or 0),
             not_ready_since=since,
             out_of_service=any(taint.get("key") == OUT_OF_SERVICE for taint in taints),
         )

@@ -57,7 +57,12 @@ class ReadPods:
     """List the pods of the Job, then decide again: watches may lag behind each other."""
 
 
-Need = ReadLastLine | ReadRefusals | ReadPods
+@dataclass(frozen=True, slots=True)
+class ReadTool:
+    """Read the tool, then decide again: it may be newer than what its watch has shown."""
+
+
+Need = ReadLastLine | ReadRefusals | ReadPods | ReadTool
 """A read that a decision asks for."""
 
 
@@ -79,7 +84,9 @@ class Observed:
     job: AgentJob
     policy: Policy = field(default_factory=Policy)
     tool: AgentTool | None = None
-    """The tool that spec.toolRef means: namespaced before cluster-wide."""
+    """The tool that spec.toolRef names."""
+    tool_known: bool = True
+    """Whether there is such a tool was asked of the API server, not only of the watch."""
     child: JobView | None = None
     """The Job of the claimed name, whoever owns it."""
     child_seen: bool = False
