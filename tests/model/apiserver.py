@@ -67,6 +67,9 @@ class ApiServer:
         self.observers: list[Observer] = []
         self.answers: Counter[int] = Counter()
         """Refusals by HTTP status code."""
+        self.before_a_job_goes: Callable[[], None] = lambda: None
+        """Carries out what is on its way: a creation that was sent before a Job of its name was
+        made and deleted again would make another, and nothing but its timeout prevents that."""
         self.full = False
         """The namespace's quota leaves no room for another Job."""
 
@@ -147,6 +150,8 @@ class ApiServer:
         grace: int | None = None,
     ) -> None:
         """Delete in the background; of a pod, gracefully unless it never got to a node."""
+        if resource == JOBS:
+            self.before_a_job_goes()
         old = self.get(resource, namespace, name)
         meta = old["metadata"]
         if uid and meta["uid"] != uid:

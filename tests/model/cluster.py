@@ -30,9 +30,6 @@ class Cluster:
         self.truth = Truth(self.server, self.clock)
         self.kubelets = Kubelets(self.server, self.truth, self.clock)
         self.jobs = JobController(self.server, self.clock)
-        self.before_a_job_goes: Move = lambda: None
-        """Carries out what is on its way: a creation that was sent before a Job of its name was
-        made and deleted again would make another, and nothing but its timeout prevents that."""
 
     def moves(self) -> list[Move]:
         """What controllers and kubelets could do next, exits of tools left out."""
@@ -60,8 +57,6 @@ class Cluster:
 
     def _collect(self, resource: Any, body: Json) -> None:
         meta = body["metadata"]
-        if resource == JOBS:
-            self.before_a_job_goes()
         try:
             self.server.delete(resource, meta["namespace"], meta["name"], meta["uid"])
         except NotFoundError:
@@ -88,10 +83,6 @@ class Cluster:
         if seconds < spec.get("deadlineSeconds", 10**9):
             patch = {"spec": {"deadlineSeconds": seconds}}
             self.server.patch(AGENTJOBS, NAMESPACE, name, patch)
-
-    def delete_job(self, name: str) -> None:
-        self.before_a_job_goes()
-        self.server.delete(JOBS, NAMESPACE, name)
 
     def admit(self, name: str) -> None:
         """Resume a queued Job, as Kueue does."""

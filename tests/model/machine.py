@@ -57,7 +57,7 @@ class Histories(RuleBasedStateMachine):
         self._patch = mock.patch.object(passes, "utc_now", self.clock.now)
         self._patch.start()
         self._broken = False
-        self.cluster.before_a_job_goes = self._carry_out_all
+        self.server.before_a_job_goes = self._carry_out_all
         self.counts: Counter[str] = Counter(histories=1)
         self._created = 0
         self.processes[0].contend()
@@ -128,14 +128,14 @@ class Histories(RuleBasedStateMachine):
         name = f"{NAMES[self._newest()]}-1"
         if name in [job["metadata"]["name"] for job in self._recorded_jobs()]:
             self.counts["Jobs deleted by hand"] += 1
-            self.cluster.delete_job(name)
+            self.server.delete(JOBS, NAMESPACE, name)
 
     def _by_hand(self, number: int, name: int) -> None:
         """Somebody deletes what belongs to the operator."""
         job, pod = _picked(self._recorded_jobs(), name), _picked(self.server.all(PODS), name)
         if number < 2 and job:
             self.counts["Jobs deleted by hand"] += 1
-            self.cluster.delete_job(job["metadata"]["name"])
+            self.server.delete(JOBS, NAMESPACE, job["metadata"]["name"])
         elif pod:
             self.counts["pods deleted by hand"] += 1
             grace = 0 if number == 3 else None
@@ -413,9 +413,18 @@ class Histories(RuleBasedStateMachine):
     def an_event_arrives(self, number: int, choice: int, how: int) -> None:
         with self._step("tries to deliver"):
             process = self._working(number)
+            if process.life and not process.life.post.flying:
+                self._end_a_tool(process)
             event = _picked(sorted(process.life.post.flying) if process.life else [], choice)
             if event and not process.frozen:
                 process.deliver(event, REPLIES[how])
+
+    def _end_a_tool(self, process: Process) -> None:
+        """Let there be an end to tell of."""
+        for uid in self.kubelets.running()[:1]:
+            self.kubelets.ends(uid, *EXITS[0])
+        self.cluster.run()
+        process.run()
 
     # --- the end
 
