@@ -18,7 +18,7 @@ SMALL = Size(jobs=24, kills=6, restarts=1, in_flight=24, seconds=60)
 LARGE = Size(jobs=320, kills=110, restarts=6, in_flight=24, seconds=1200)
 SIZE = LARGE if SOAK else SMALL
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1700 if SOAK else 240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def counts(
             run.play()
         finally:
             here.receiver.answer = usual
+            run.watched.close()
         counts = tally(run, list(log.new()))
     show(counts.table())
     yield counts

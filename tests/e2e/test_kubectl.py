@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import ClusterError
 from tests.e2e.platform import BUSYBOX, Platform
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
 
 Document = dict[str, Any]
 HOSTILE = {

@@ -17,7 +17,7 @@ from tests.e2e.installed import DEPLOYMENT, NAMESPACE
 from tests.e2e.platform import LINGER_SECONDS, Platform
 from tests.receiver import NO_CONTENT, Request
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
 
 Document = dict[str, Any]
 IGNORES = "trap '' TERM; while :; do sleep 1; done"
