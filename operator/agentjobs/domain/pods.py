@@ -49,6 +49,15 @@ class ContainerEnd:
         return self.reason in START_FAILURES
 
     @property
+    def unlocated(self) -> bool:
+        """Whether the kubelet found no container of that name at the end, and had none before.
+
+        It asks the runtime after it has killed what was there; what had run would be found. Of one
+        that it remembers it says "used to be Running".
+        """
+        return self.reason == STATUS_UNKNOWN and "used to be" not in self.message
+
+    @property
     def seen(self) -> bool:
         """Whether it is the end of a process that ran, as somebody saw it."""
         return not self.never_started and self.reason != STATUS_UNKNOWN

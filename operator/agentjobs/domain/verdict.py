@@ -96,7 +96,7 @@ def may_have_begun(pod: PodView) -> bool:
         return pod.gone and pod.delete_by is None
     end = pod.tool.end if pod.tool else None
     if end is not None:
-        return not end.never_started
+        return not (end.never_started or (end.unlocated and pod.delete_by is not None))
     unheard = (pod.gone or pod.lost) and not pod.final
     return unheard or pod.disruption == "DeletionByPodGC"
 
