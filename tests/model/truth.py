@@ -95,6 +95,8 @@ class Truth:
         """uids of pods that some operator process got to know."""
         self.witnessed_ends: set[str] = set()
         """Those whose end one got to know; of others only what the Job says is known."""
+        self._were_lost: set[str] = set()
+        """Nodes that were gone or silent for long; that they are back may not be known yet."""
         self._story: list[tuple[float, str, Event | None, Json | None]] = []
         server.observers.append(self._observe)
 
@@ -163,7 +165,9 @@ class Truth:
     def _observe(self, event: Event, old: Json | None) -> None:
         if event.resource != LEASES:
             self._story.append((self._clock.monotonic(), "", event, old))
-        if event.resource == AGENTJOBS:
+        if event.resource == NODES and old and (event.kind == "DELETED" or self._is_silent(old)):
+            self._were_lost.add(event.body["metadata"]["name"])
+        elif event.resource == AGENTJOBS:
             self._observe_agentjob(event, old)
         elif event.resource == JOBS and old is None:
             self._observe_new_job(event.body)
@@ -244,14 +248,15 @@ class Truth:
     def _given_up(self, uid: str) -> bool:
         """Whether a pod is gone, or its node is gone or was silent for long enough."""
         pod = self._server.by_uid(PODS, uid)
-        if pod is None:
-            return True
-        node = self._server.find(NODES, "", pod["spec"].get("nodeName", ""))
-        if node is None:
-            return True
-        ready = node["status"]["conditions"][0]
-        silent = self._clock.now() - moment(ready["lastTransitionTime"])
-        return ready["status"] != "True" and silent.total_seconds() >= NODE_LOST_SECONDS
+        name = pod["spec"].get("nodeName", "") if pod else ""
+        node = self._server.find(NODES, "", name)
+        return node is None or name in self._were_lost or self._is_silent(node)
+
+    def _is_silent(self, node: Json) -> bool:
+        for ready in (node.get("status") or {}).get("conditions") or ():
+            silent = self._clock.now() - moment(ready["lastTransitionTime"])
+            return bool(ready["status"] != "True" and silent.total_seconds() >= NODE_LOST_SECONDS)
+        return False
 
     @staticmethod
     def _check_exit_code(life: Life, code: int, mine: list[Container]) -> None:
