@@ -256,7 +256,8 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
             "deadline_at": deadline(seen),
             "ending": due,
             "job_name": child.name,
-            "pod_name": pod.name if pod else None,
+            # The name of a pod that is gone stays: it is the proof that there was one.
+            "pod_name": pod.name if pod else seen.job.status.pod_name,
             "pod_phase": pod.phase if pod else None,
             "pod_uids": tuple(p.uid for p in seen.pods if not p.dead)[:MAX_POD_UIDS] or None,
             "pods": counts(child, seen.pods),
