@@ -57,6 +57,8 @@ class Platform:
         return self.cluster.kubectl("--namespace", self.namespace, *arguments)
 
     def create(self, *documents: Document) -> None:
+        if not documents:
+            return
         body = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self.cluster.kubectl(
             "--namespace", self.namespace, "create", "-f", "-", input_text=json.dumps(body)
