@@ -44,8 +44,9 @@ def test_the_install_manifest_is_up_to_date(helm: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of what the generator reads and writes."""
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what the generator reads and writes, where no helm is asked for."""
+    monkeypatch.delenv("CI", raising=False)
     shutil.copytree(CHART, tmp_path / CHART_PATH)
     write(tmp_path, crd_files())
     return tmp_path
@@ -69,7 +70,6 @@ def test_a_missing_helm_fails_only_where_it_is_required(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HELM", "no-such-helm")
-    monkeypatch.delenv("CI", raising=False)
     assert main(["--check"], checkout) == 0
     assert "manifests/install.yaml was left alone: no helm" in capsys.readouterr().err
     assert main(["--check", "--require-helm"], checkout) == 1
