@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,8 +26,15 @@ COMPONENT = "agentjobs-operator"
 class Notices:
     """A bounded backlog of Events. Losing one is better than holding up a pass."""
 
-    def __init__(self, kube: Kube, metrics: Metrics, identity: str) -> None:
+    def __init__(
+        self, kube: Kube, metrics: Metrics, identity: str, *, fence: Callable[[], None]
+    ) -> None:
+        """Prepare.
+
+        :param fence: raises when this process may not write any more (R-CLAIM).
+        """
         self._kube = kube
+        self._fence = fence
         self._metrics = metrics
         self._identity = identity
         self._backlog: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(BACKLOG)
@@ -48,6 +56,7 @@ class Notices:
     async def _send(self) -> None:
         while True:
             namespace, body = await self._backlog.get()
+            self._fence()
             try:
                 await self._kube.create(EVENTS, namespace, body)
             except ConflictError:

@@ -92,7 +92,9 @@ class Operator:
         self, stop: asyncio.Event, dispatcher: Dispatcher[Key], destinations: Destinations
     ) -> None:
         self._unready = "the first list is not complete yet"
-        notices = Notices(self._kube, self._metrics, self._settings.identity)
+        notices = Notices(
+            self._kube, self._metrics, self._settings.identity, fence=self._lease.fence
+        )
         self._passes = Passes(
             self._kube,
             self._cache,

@@ -18,6 +18,7 @@ from tests.kubelet import settle
 pytestmark = pytest.mark.controlplane
 
 LATE_SECONDS = 10
+LOADED_SECONDS = 4
 """How late a deadline may be noticed while everything else is played on the same cores."""
 
 
@@ -247,8 +248,10 @@ def held_time_counts(place: Place) -> None:
     (job,) = place.jobs("held")
     left = seconds_between(job["metadata"]["creationTimestamp"], deadline_at)
     assert left < 15
-    assert abs(job["spec"]["activeDeadlineSeconds"] - (left + 120)) <= 1
-    assert abs(job["spec"]["template"]["spec"]["activeDeadlineSeconds"] - (left + 15)) <= 1
+    # Decided before it was created, by what a loaded API server takes for a write and a creation.
+    assert -1 <= job["spec"]["activeDeadlineSeconds"] - (left + 120) <= LOADED_SECONDS
+    pod = job["spec"]["template"]["spec"]
+    assert -1 <= pod["activeDeadlineSeconds"] - (left + 15) <= LOADED_SECONDS
     status = place.until_state("held", "timed_out")
     assert status["deadlineAt"] == deadline_at
     assert (status["cause"]["code"], status["cause"]["exitCode"]) == ("deadline_exceeded", 143)
