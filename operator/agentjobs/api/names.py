@@ -25,7 +25,6 @@ ANNOTATION_PLACEHOLDER: Final = f"{GROUP}/placeholder"
 """Annotation of a suspended Job that only takes the name of an attempt that must never begin."""
 ANNOTATION_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """kubectl's annotation of a pod: which container is the tool."""
-ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 FINALIZER: Final = f"{GROUP}/finalizer"
 """Finalizer of an AgentJob: its pod is ended honestly before the record goes."""
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from agentjobs.api.agentjob import (
-    AgentJob,
     AgentJobStatus,
     Attempt,
     Ending,
@@ -31,7 +30,15 @@ from agentjobs.domain.ending import (
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import end, end_unstarted
 from agentjobs.domain.job import desired_job, placeholder_job
-from agentjobs.domain.mirror import counts, deadline, invalid, mirror, sentence, with_condition
+from agentjobs.domain.mirror import (
+    counts,
+    deadline,
+    invalid,
+    mirror,
+    sentence,
+    with_condition,
+    with_status,
+)
 from agentjobs.domain.observed import Observed, ReadPods, ReadRefusals
 from agentjobs.domain.plan import (
     CreateJob,
@@ -126,7 +133,7 @@ def _take_name(seen: Observed, status: AgentJobStatus, name: str) -> Plan:
     """Make a placeholder; one that is refused is tried again after a while."""
     ending = status.ending
     if seen.refusal and ending and seen.now >= ending.at + NAME_PATIENCE:
-        return end_unstarted(replace(seen, job=_with(seen, status)), ending)
+        return end_unstarted(with_status(seen, status), ending)
     if seen.refusal and seen.refusal_known:
         later = seen.now + timedelta(seconds=seen.policy.refusal_recheck)
         return mirror(seen, status, requeue_at=later)
@@ -241,10 +248,6 @@ def _may_have_begun(seen: Observed) -> bool:
     # A pod on record that is not there came to its end while nobody watched.
     on_record = child.succeeded or child.failed or seen.job.status.pod_name
     return not seen.pods and bool(on_record)
-
-
-def _with(seen: Observed, status: AgentJobStatus) -> AgentJob:
-    return seen.job.model_copy(update={"status": status})
 
 
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:

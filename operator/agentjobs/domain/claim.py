@@ -1,10 +1,8 @@
 """Nothing is claimed yet: accept, wait at the gates, claim the first attempt (R-CLAIM)."""
 
-from dataclasses import replace
 from datetime import datetime
 
 from agentjobs.api.agentjob import (
-    AgentJob,
     AgentJobStatus,
     Attempt,
 )
@@ -23,7 +21,7 @@ from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import end_unstarted
 from agentjobs.domain.gates import closed_gate
 from agentjobs.domain.job import desired_job
-from agentjobs.domain.mirror import earlier, invalid, mirror, stamped, with_condition
+from agentjobs.domain.mirror import earlier, invalid, mirror, stamped, with_condition, with_status
 from agentjobs.domain.observed import Observed, ReadTool
 from agentjobs.domain.plan import (
     AddFinalizer,
@@ -55,7 +53,7 @@ def before_start(seen: Observed) -> Plan:
     status = _accepted_status(seen, accepted)
     closed = closed_gate(seen, accepted)
     if closed and closed.ending:
-        return end_unstarted(replace(seen, job=_with(seen, status)), closed.ending)
+        return end_unstarted(with_status(seen, status), closed.ending)
     if closed:
         status = status.model_copy(update={"waiting": closed.waiting})
         return mirror(seen, status, requeue_at=accepted.deadline_at)
@@ -88,7 +86,3 @@ def _claim(seen: Observed, accepted: Accepted, status: AgentJobStatus) -> Plan:
     )
     notes = tuple(Note(Reason.GRACE_PERIOD_CUT, text) for text in warnings if "Grace" in text)
     return Plan(status=st.fit(stamped(seen, status)), actions=(CreateJob(body),), notes=notes)
-
-
-def _with(seen: Observed, status: AgentJobStatus) -> AgentJob:
-    return seen.job.model_copy(update={"status": status})

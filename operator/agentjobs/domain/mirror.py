@@ -1,5 +1,6 @@
 """What all stages share: the status written when it changed, conditions, the deadline."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from agentjobs.api.agentjob import (
@@ -127,3 +128,8 @@ def sentence(text: str) -> str:
 def invalid(seen: Observed, error: Exception) -> Ending:
     """The ending of a job that can never be run."""
     return Ending(code=CauseCode.INVALID_SPEC, message=sentence(str(error)), at=seen.now)
+
+
+def with_status(seen: Observed, status: AgentJobStatus) -> Observed:
+    """The same with a status that is not written yet."""
+    return replace(seen, job=seen.job.model_copy(update={"status": status}))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from agentjobs.api.names import ANNOTATION_COMPLETION_INDEX, ANNOTATION_DEFAULT_CONTAINER
+from agentjobs.api.names import ANNOTATION_DEFAULT_CONTAINER
 
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 """What the kubelet writes as start of a container that could not be started."""
@@ -135,7 +135,6 @@ class PodView:
     others: tuple[ContainerView, ...] = ()
     init: tuple[ContainerView, ...] = ()
     active_deadline: int | None = None
-    index: str = ""
     gone: bool = False
     """It was deleted; this is what was last seen of it."""
     lost: bool = False
@@ -173,7 +172,6 @@ class PodView:
                 ContainerView.from_json(c) for c in status.get("initContainerStatuses") or ()
             ),
             active_deadline=spec.get("activeDeadlineSeconds"),
-            index=annotations.get(ANNOTATION_COMPLETION_INDEX, ""),
         )
 
     @property
@@ -197,11 +195,6 @@ class PodView:
     def started(self) -> bool:
         """Whether the tool's container ever ran. Init containers do not count."""
         return self.tool is not None and self.tool.started
-
-    @property
-    def running(self) -> bool:
-        """Whether a container of the tool's phase is running."""
-        return not self.dead and any(c.running for c in (self.tool, *self.others) if c)
 
     @property
     def started_at(self) -> datetime | None:
