@@ -21,6 +21,7 @@ MANIFESTS = Path(__file__).parent / "manifests"
 AGENTJOBS = "agentjobs.agentjobs.dev"
 """The full name: the short one may be a category, which has the tools in it, too."""
 DELETE_TIMEOUT = 110
+TAKEN_TIMEOUT = 60.0
 RUN_TIMEOUT = 720.0
 """Longer than the jobs' own deadline: the operator ends them before we give up."""
 POLL_SECONDS = 1.0
@@ -39,7 +40,26 @@ def create_jobs(cluster: Cluster) -> None:
                 raise ClusterError(
                     f"{error}\nlook at: kubectl --namespace {NAMESPACE} describe aj"
                 ) from error
+    _wait_until_taken(cluster)
     cluster.kubectl("create", "--filename", MANIFESTS / "jobs.yaml")
+
+
+def _wait_until_taken(cluster: Cluster) -> None:
+    """Wait until the API server takes AgentJobs.
+
+    For some seconds after the first install it answers 503: what fills in defaults
+    (MutatingAdmissionPolicy) learns of a new kind later than the rest of it.
+    """
+    deadline = time.monotonic() + TAKEN_TIMEOUT
+    while True:
+        try:
+            cluster.kubectl("create", "--dry-run=server", "--filename", MANIFESTS / "jobs.yaml")
+        except ClusterError as error:
+            if "ServiceUnavailable" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return
 
 
 def follow(cluster: Cluster, display: Display, followers: Followers) -> list[Job]:
