@@ -31,6 +31,9 @@ class OperatorEndedError(AssertionError):
 class OperatorProcess:
     """`python -m agentjobs.main operator`. It is killed with this process, whatever happens."""
 
+    program = "operator"
+    port_setting = "PORT"
+
     def __init__(
         self,
         name: str,
@@ -76,13 +79,13 @@ class OperatorProcess:
             **{name: value for name, value in os.environ.items() if name[:10] != "AGENTJOBS_"},
             "KUBECONFIG": str(self._kubeconfig),
             "AGENTJOBS_LISTEN": "127.0.0.1",
-            "AGENTJOBS_PORT": str(self.port),
+            f"AGENTJOBS_{self.port_setting}": str(self.port),
             "AGENTJOBS_LOG_FORMAT": "text",
             **{f"AGENTJOBS_{name}": str(value) for name, value in self._settings.items()},
         }
         with self.log_file.open("ab") as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "agentjobs.main", "operator"],
+                [sys.executable, "-m", "agentjobs.main", self.program],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

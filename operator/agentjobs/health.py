@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from agentjobs.metrics import Metrics
-
-OPEN_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+from agentjobs.metrics import OPEN_METRICS, Metrics
 
 
 def make_app(

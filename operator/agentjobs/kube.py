@@ -27,6 +27,10 @@ CONNECTIONS = 32
 TOTAL_SECONDS = 30
 CONNECT_SECONDS = 5
 PAGE = 500
+WATCH_SECONDS = 290
+"""After which the API server ends a watch, so that load balancers do not."""
+WATCH_SILENCE_SECONDS = 120
+"""Bookmarks come about once a minute; a watch without them is dead."""
 ERROR_BODY_BYTES = 64 * 1024
 
 
@@ -45,6 +49,10 @@ class NotFoundError(KubeError):
 
 class ConflictError(KubeError):
     """The object exists already, or was changed since it was read (409)."""
+
+
+class GoneError(KubeError):
+    """What was asked for is too old (410): list again."""
 
 
 class UnavailableError(AgentJobError):
@@ -87,6 +95,9 @@ EVENTS = Resource("", "v1", "events")
 CONFIGMAPS = Resource("", "v1", "configmaps")
 SECRETS = Resource("", "v1", "secrets")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
+INPUTREQUESTS = Resource(GROUP, VERSION, "inputrequests")
+TOKENREVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+ACCESSREVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", namespaced=False)
 
 
 @dataclass(slots=True)
@@ -148,14 +159,19 @@ class Access:
 class Kube:
     """A connection to one API server. Use as an async context manager."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, connections: int = CONNECTIONS) -> None:
+        """Prepare.
+
+        :param connections: how many requests may be under way at once, watches included.
+        """
         self.access = access
+        self._connections = connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=CONNECTIONS, ssl=self.access.tls() or True, keepalive_timeout=60
+                limit=self._connections, ssl=self.access.tls() or True, keepalive_timeout=60
             ),
             timeout=aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS),
         )
@@ -236,6 +252,37 @@ class Kube:
             if not token:
                 return
 
+    async def watch(self, resource: Resource, version: str) -> AsyncIterator[dict[str, Any]]:
+        """Yield what changes after a version, in the order in which it happened.
+
+        Ends when the API server ends it; bookmarks come as events of type BOOKMARK.
+
+        :raises GoneError: the version is too old; list again.
+        :raises UnavailableError: try again later.
+        """
+        params = {
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=WATCH_SILENCE_SECONDS
+        )
+        path = resource.path()
+        try:
+            async with self._open("GET", path, params=params, timeout=timeout) as answer:
+                if answer.status >= HTTPStatus.BAD_REQUEST:
+                    content = await answer.read()
+                    raise _error(answer.status, answer.headers, content, f"WATCH {path}")
+                rest = b""
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        yield _event(line, path)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UnavailableError(f"WATCH {path}: {error or type(error).__name__}") from error
+
     async def last_line(self, namespace: str, pod: str, container: str) -> str:
         """The last line that a container printed, however long; empty where there is none.
 
@@ -265,26 +312,38 @@ class Kube:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        if self._session is None:
-            raise RuntimeError("use Kube as an async context manager")
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        token = self.access.token()
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        data = codec.dumps(body) if body is not None else None
         try:
-            async with self._session.request(
-                method,
-                self.access.server + path,
-                params=params,
-                data=codec.dumps(body) if body is not None else None,
-                headers=headers,
+            async with self._open(
+                method, path, params=params, data=data, headers={"Content-Type": content_type}
             ) as answer:
-                content = await answer.read()
+                content: bytes = await answer.read()
                 if answer.status < HTTPStatus.BAD_REQUEST:
                     return content
                 raise _error(answer.status, answer.headers, content, f"{method} {path}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
+
+    def _open(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **request: Any
+    ) -> Any:
+        if self._session is None:
+            raise RuntimeError("use Kube as an async context manager")
+        sent = {"Accept": "application/json", **(headers or {})}
+        token = self.access.token()
+        if token:
+            sent["Authorization"] = f"Bearer {token}"
+        return self._session.request(method, self.access.server + path, headers=sent, **request)
+
+
+def _event(line: bytes, path: str) -> dict[str, Any]:
+    try:
+        event = codec.loads(line)
+    except ValueError as error:
+        raise UnavailableError(f"WATCH {path}: an event is no JSON: {error}") from error
+    if event["type"] == "ERROR":
+        raise _error(int(event["object"].get("code") or 0), {}, codec.dumps(event["object"]), path)
+    return dict(event)
 
 
 def _error(code: int, headers: Mapping[str, str], content: bytes, what: str) -> AgentJobError:
@@ -298,6 +357,8 @@ def _error(code: int, headers: Mapping[str, str], content: bytes, what: str) -> 
         return NotFoundError(code, status, what)
     if code == HTTPStatus.CONFLICT:
         return ConflictError(code, status, what)
+    if code == HTTPStatus.GONE:
+        return GoneError(code, status, what)
     retriable = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT}
     if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in retriable:
         message = f"{what}: {code} {status.get('message', '')}"

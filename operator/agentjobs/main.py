@@ -10,18 +10,21 @@ import sys
 from agentjobs import __version__, codec
 from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
+from agentjobs.gateway.run import Gateway
 from agentjobs.health import make_app, serve
 from agentjobs.kube import Access, Kube, KubeError, NoClusterError, UnavailableError
 from agentjobs.logs import set_up
-from agentjobs.metrics import Metrics
+from agentjobs.metrics import GatewayMetrics, Metrics
 from agentjobs.operator import Operator
-from agentjobs.settings import Settings, SettingsError
+from agentjobs.settings import GatewaySettings, Settings, SettingsError
 from agentjobs.signing import Signer, load_signer
 
 log = logging.getLogger(__name__)
 GC_THRESHOLDS = (50_000, 50, 1000)
 """Lists of thousands of objects make garbage collection the larger part of a start."""
 RETRY_SECONDS = 1.0
+GATEWAY_CONNECTIONS = 128
+"""To the API server: one for each start or review that is under way."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,8 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     programs = parser.add_subparsers(dest="program", required=True)
     programs.add_parser("operator", help="run the operator")
-    parser.parse_args(argv)
+    programs.add_parser("gateway", help="run the gateway")
+    program = parser.parse_args(argv).program
     try:
+        if program == "gateway":
+            gateway = GatewaySettings.from_environment(os.environ)
+            set_up(gateway.log_level.upper(), gateway.log_format)
+            return asyncio.run(run_gateway(gateway, Access.find()))
         settings = Settings.from_environment(os.environ)
         set_up(settings.log_level.upper(), settings.log_format)
         return asyncio.run(run_operator(settings, Access.find()))
@@ -66,7 +74,16 @@ async def run_operator(settings: Settings, access: Access) -> int:
             await runner.cleanup()
 
 
-def _destinations(settings: Settings, access: Access) -> Destinations:
+async def run_gateway(settings: GatewaySettings, access: Access) -> int:
+    """Run the gateway until a signal comes."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    codec.allow_depth()
+    destinations = _destinations(settings, access)
+    async with Kube(access, GATEWAY_CONNECTIONS) as kube:
+        return await Gateway(settings, kube, GatewayMetrics(), destinations).run()
+
+
+def _destinations(settings: Settings | GatewaySettings, access: Access) -> Destinations:
     try:
         return Destinations.from_json(
             settings.callbacks_allow,

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+OPEN_METRICS = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -55,6 +56,40 @@ class Metrics:
             "agentjobs_events_dropped", "Kubernetes Events that were not sent.",
             registry=self.registry,
         )  # fmt: skip
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+
+class GatewayMetrics:
+    """All metrics of one gateway process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "agentjobs_gateway_requests", "Requests by operation and status code.",
+            ["operation", "code"], registry=self.registry,
+        )  # fmt: skip
+        self.request_seconds = Histogram(
+            "agentjobs_gateway_request_seconds", "Seconds of a request; long polls aside.",
+            ["operation"], buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.reviews = Counter(
+            "agentjobs_gateway_reviews", "Reviews asked of the API server.", ["kind"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.quota_refusals = Counter(
+            "agentjobs_gateway_quota_refusals", "Starts refused by a ResourceQuota (429).",
+            registry=self.registry,
+        )  # fmt: skip
+        self.waiting = Gauge(
+            "agentjobs_gateway_waiting", "Long polls that wait for a change.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.known = Gauge(
+            "agentjobs_gateway_jobs", "AgentJobs in the cache.", registry=self.registry
+        )
 
     def render(self) -> bytes:
         """The text exposition format."""

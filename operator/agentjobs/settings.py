@@ -1,4 +1,4 @@
-"""The operator's settings; the only reader of environment names."""
+"""Settings of operator and gateway; the only reader of environment names."""
 
 import socket
 from collections.abc import Mapping
@@ -79,11 +79,80 @@ class Settings:
             node_lost_seconds=get.number("NODE_LOST_SECONDS", cls.node_lost_seconds),
             gateway_url=get.text("GATEWAY_URL", ""),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
-            callbacks_insecure_loopback=get.choice(
-                "CALLBACKS_INSECURE_LOOPBACK", ("true", "false"), "false"
-            )
-            == "true",
+            callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
             linger_seconds=get.number("LINGER_SECONDS", cls.linger_seconds),
+        )
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """Settings of the gateway. Durations in seconds, sizes in bytes."""
+
+    namespace: str = "agentjobs-system"
+    """Where its Secret lives; nothing is run there."""
+    listen: str = "0.0.0.0"  # noqa: S104 - a pod serves on its address
+    ports: tuple[int, ...] = (8080, 8081)
+    """For the HTTP API, and for MCP."""
+    tls_certificate: str = ""
+    """File of the certificate chain; empty: plain HTTP."""
+    tls_key: str = ""
+    accept_user_tokens: bool = False
+    """Tokens of the API server's own audience are taken, over TLS."""
+    allow_templates: bool = False
+    drain_seconds: int = 5
+    """How long it goes on serving after it was asked to end, until no one is sent to it."""
+    end_seconds: int = 20
+    """How long what is under way may take then."""
+    log_level: str = "info"
+    log_format: str = "json"
+    default_deadline_seconds: int = 3600
+    default_ttl_seconds: int = 86400
+    max_arguments_bytes: int = 16 * 1024
+    callbacks_allow: str = ""
+    callbacks_insecure_loopback: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read AGENTJOBS_* variables.
+
+        :raises SettingsError: a value is no number, or no choice that exists.
+        """
+        get = _Reader(environment)
+        certificate, key = get.text("TLS_CERTIFICATE", ""), get.text("TLS_KEY", "")
+        if bool(certificate) != bool(key):
+            raise SettingsError(
+                f"{PREFIX}TLS_CERTIFICATE and {PREFIX}TLS_KEY: both are needed, or none"
+            )
+        users = get.flag("ACCEPT_USER_TOKENS")
+        if users and not certificate:
+            raise SettingsError(
+                f"{PREFIX}ACCEPT_USER_TOKENS=true: users' tokens are taken over TLS only; "
+                f"set {PREFIX}TLS_CERTIFICATE and {PREFIX}TLS_KEY"
+            )
+        return cls(
+            namespace=get.text("NAMESPACE", cls.namespace),
+            listen=get.text("LISTEN", cls.listen),
+            ports=(
+                get.number("HTTP_PORT", cls.ports[0], least=0),
+                get.number("MCP_PORT", cls.ports[1], least=0),
+            ),
+            tls_certificate=certificate,
+            tls_key=key,
+            accept_user_tokens=users,
+            allow_templates=get.flag("ALLOW_TEMPLATES"),
+            drain_seconds=get.number("DRAIN_SECONDS", cls.drain_seconds, least=0),
+            end_seconds=get.number("END_SECONDS", cls.end_seconds),
+            log_level=get.choice("LOG_LEVEL", ("debug", "info", "warning", "error"), "info"),
+            log_format=get.choice("LOG_FORMAT", ("json", "text"), "json"),
+            default_deadline_seconds=get.number(
+                "DEFAULT_DEADLINE_SECONDS", cls.default_deadline_seconds
+            ),
+            default_ttl_seconds=get.number("DEFAULT_TTL_SECONDS", cls.default_ttl_seconds, least=0),
+            max_arguments_bytes=get.number(
+                "MAX_ARGUMENTS_BYTES", cls.max_arguments_bytes, most=64 * 1024
+            ),
+            callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
+            callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
         )
 
 
@@ -109,3 +178,6 @@ class _Reader:
         if value not in choices:
             raise SettingsError(f"{PREFIX}{name}={value!r}: must be one of {', '.join(choices)}")
         return value
+
+    def flag(self, name: str) -> bool:
+        return self.choice(name, ("true", "false"), "false") == "true"

@@ -19,6 +19,10 @@
 {{ include "agentjobs.fullname" . }}-operator
 {{- end }}
 
+{{- define "agentjobs.gateway" -}}
+{{ include "agentjobs.fullname" . }}-gateway
+{{- end }}
+
 {{/* Labels of all objects. */}}
 {{- define "agentjobs.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
@@ -36,6 +40,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{- define "agentjobs.gatewaySelector" -}}
+app.kubernetes.io/name: {{ include "agentjobs.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
+{{/* Where agents reach the gateway. */}}
+{{- define "agentjobs.gatewayURL" -}}
+{{- if .Values.gateway.url -}}
+{{ .Values.gateway.url }}
+{{- else -}}
+{{ ternary "https" "http" (ne .Values.gateway.tls.secretName "") }}://{{ include "agentjobs.gateway" . }}.{{ .Release.Namespace }}.svc:8080
+{{- end }}
+{{- end }}
+
 {{- define "agentjobs.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -50,7 +69,7 @@ app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "agentjobs.gatewayUser" -}}
-'system:serviceaccount:{{ .Release.Namespace }}:{{ include "agentjobs.fullname" . }}-gateway'
+'system:serviceaccount:{{ .Release.Namespace }}:{{ include "agentjobs.gateway" . }}'
 {{- end }}
 
 {{/* Whether the policy that fills in defaults is rendered: "true" or empty. Discovery alone is no

@@ -1,0 +1,130 @@
+"""The OpenAPI 3.1 document, written from the table of operations and the models."""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from agentjobs import __version__
+from agentjobs.contract.calls import MAX_STATUS_BYTES, Problem
+from agentjobs.contract.operations import (
+    ANYWHERE,
+    AUTHENTICATED,
+    OPERATIONS,
+    Operation,
+    Parameter,
+)
+from agentjobs.contract.problems import MEDIA_TYPE, ProblemType
+
+REF = "#/components/schemas/{model}"
+HEADERS = {
+    "Location": "Where the job is.",
+    "Retry-After": "Seconds after which it makes sense to ask again.",
+    "ETag": "Names this status; give it in If-None-Match.",
+    "Idempotency-Replayed": "true where the job was there before this request.",
+}
+DESCRIPTION = f"""\
+Long tool runs as jobs with a handle. `POST /v1/jobs` answers at once with a job_id; a status is at
+most {MAX_STATUS_BYTES} bytes; a stop is honest: the status says how the job really ended; results
+come in pages; an event tells the agent runtime once that a job is over.
+
+Refusals are problem documents (RFC 9457) whose `type` is stable.
+"""
+
+
+def openapi_document() -> dict[str, Any]:
+    """The document as a JSON value."""
+    models: set[Any] = {Problem}
+    models |= {each.answer for each in OPERATIONS if each.answer}
+    models |= {each.body for each in OPERATIONS if each.body}
+    ordered = sorted(models, key=lambda model: str(model.__name__))
+    _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "agentjobs",
+            "version": __version__,
+            "description": DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Token of a Kubernetes ServiceAccount for the audience "
+                    "agentjobs.",
+                }
+            },
+        },
+    }
+
+
+def _operation(each: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": each.id,
+        "summary": each.summary,
+        "parameters": [_parameter(parameter) for parameter in each.parameters],
+        "responses": _responses(each),
+    }
+    if each.body:
+        schema = {"$ref": REF.format(model=each.body.__name__)}
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    if each.public:
+        described["security"] = []
+    return described
+
+
+def _parameter(each: Parameter) -> dict[str, Any]:
+    schema = each.adapter.json_schema()
+    # Described where it is used; a parameter's own words win.
+    schema.pop("description", None)
+    return {
+        "name": each.name,
+        "in": each.where.value,
+        "required": each.required,
+        "description": each.description,
+        "schema": schema,
+    }
+
+
+def _responses(each: Operation) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": each.summary}
+    if each.headers:
+        success["headers"] = {
+            name: {"description": HEADERS[name], "schema": {"type": "string"}}
+            for name in each.headers
+        }
+    if each.answer:
+        schema: dict[str, Any] = {"$ref": REF.format(model=each.answer.__name__)}
+        success["content"] = {each.media_type: {"schema": schema}}
+    elif each.status is not HTTPStatus.NO_CONTENT:
+        kind = "object" if each.media_type == "application/json" else "string"
+        success["content"] = {each.media_type: {"schema": {"type": kind}}}
+    responses = {str(each.status.value): success}
+    for status in each.also:
+        responses[str(status.value)] = {"description": status.phrase}
+    problems = (*each.problems, *ANYWHERE, *(() if each.public else AUTHENTICATED))
+    for status in sorted({problem.status for problem in problems}):
+        if str(status.value) not in responses:
+            responses[str(status.value)] = _problem(p for p in problems if p.status is status)
+    return responses
+
+
+def _problem(problems: Iterable[ProblemType]) -> dict[str, Any]:
+    kinds = list(dict.fromkeys(problems))
+    return {
+        "description": "; ".join(f"{kind.title} (`{kind.uri}`)" for kind in kinds),
+        "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}},
+    }

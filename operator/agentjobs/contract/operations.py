@@ -1,0 +1,320 @@
+"""The calls of the HTTP API, declared once.
+
+The gateway serves and checks them by this table; the OpenAPI document is written from it.
+"""
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, TypeAdapter
+
+from agentjobs.api.names import State
+from agentjobs.contract import calls
+from agentjobs.contract.problems import ProblemType as P
+
+KEY: Final = "Idempotency-Key"
+MAX_WAIT_SECONDS: Final = 60
+MAX_PAGE_JOBS: Final = 500
+DEFAULT_PAGE_JOBS: Final = 50
+MAX_PAGE_BYTES: Final = 64 * 1024
+MAX_CURSOR: Final = 1024
+DECIMAL = re.compile(r"[0-9]{1,9}")
+
+
+def _decimal(text: Any) -> Any:
+    """Digits and nothing else: Python's int() also reads `1_0` and ` 1`."""
+    if isinstance(text, str) and DECIMAL.fullmatch(text):
+        return int(text)
+    raise ValueError("must be a whole number in decimal digits")
+
+
+Cursor = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]+$")
+]
+Since = Annotated[str, StringConstraints(max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]*$")]
+Wait = Annotated[int, BeforeValidator(_decimal), Field(ge=0, le=MAX_WAIT_SECONDS)]
+PageJobs = Annotated[int, BeforeValidator(_decimal), Field(ge=1, le=MAX_PAGE_JOBS)]
+PageBytes = Annotated[int, BeforeValidator(_decimal), Field(ge=4, le=MAX_PAGE_BYTES)]
+Reason = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class In(StrEnum):
+    """Where a parameter stands."""
+
+    QUERY = "query"
+    PATH = "path"
+    HEADER = "header"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a call."""
+
+    name: str
+    annotation: Any
+    description: str
+    where: In = In.QUERY
+    required: bool = False
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        """Checks a value that came as text."""
+        return TypeAdapter(self.annotation)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call."""
+
+    id: str
+    method: str
+    path: str
+    summary: str
+    answer: type[BaseModel] | None
+    """Body of the answer; None: a document of another kind, or none."""
+    parameters: tuple[Parameter, ...] = ()
+    body: type[BaseModel] | None = None
+    status: HTTPStatus = HTTPStatus.OK
+    problems: tuple[P, ...] = ()
+    """Beside those that every call can meet."""
+    public: bool = False
+    """Served without a token."""
+    headers: tuple[str, ...] = ()
+    """Headers of the answer that callers may rely on."""
+    media_type: str = "application/json"
+    also: tuple[HTTPStatus, ...] = field(default=())
+    """Further answers without a body."""
+
+
+ANYWHERE: Final = (P.INVALID_REQUEST, P.BUSY)
+AUTHENTICATED: Final = (P.UNAUTHENTICATED, P.FORBIDDEN, P.UNAVAILABLE)
+
+NAMESPACE = Parameter(
+    "namespace",
+    calls.Label,
+    "Namespace. Absent: that of the caller's ServiceAccount.",
+)
+JOB = Parameter("job_id", calls.JobId, "Handle of the job.", In.PATH, required=True)
+CURSOR = Parameter("cursor", Cursor, "Where to go on: `next` of the answer before.")
+LIMIT_BYTES = Parameter("limit", PageBytes, "Bytes of data in the page at most.")
+WAIT = Parameter(
+    "wait",
+    Wait,
+    "Seconds to wait for a change before answering (long poll).",
+)
+
+START = Operation(
+    "startJob",
+    "POST",
+    "/v1/jobs",
+    "Start a job. Answers at once; the same key and payload always give the same job.",
+    calls.Started,
+    parameters=(
+        Parameter(
+            KEY,
+            Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")],
+            "Names this start. Repeat it with the same key after a lost answer.",
+            In.HEADER,
+            required=True,
+        ),
+        NAMESPACE,
+    ),
+    body=calls.StartRequest,
+    status=HTTPStatus.ACCEPTED,
+    problems=(
+        P.KEY_REQUIRED,
+        P.NAMESPACE_DENIED,
+        P.TEMPLATES_DENIED,
+        P.TOOL_NOT_FOUND,
+        P.TIMEOUT,
+        P.BODY_TOO_LARGE,
+        P.UNSUPPORTED_MEDIA_TYPE,
+        P.INVALID_BODY,
+        P.INVALID_ARGUMENTS,
+        P.NAMESPACE_REQUIRED,
+        P.UNRUNNABLE,
+        P.KEY_REUSED,
+        P.QUOTA_EXCEEDED,
+    ),
+    headers=("Location", "Retry-After", "Idempotency-Replayed"),
+)
+LIST = Operation(
+    "listJobs",
+    "GET",
+    "/v1/jobs",
+    "List jobs, the newest first; with `since`, what changed, each job in its newest state.",
+    calls.JobPage,
+    parameters=(
+        NAMESPACE,
+        Parameter("status", State, "Only jobs with this status."),
+        Parameter("tool", calls.Label, "Only jobs of this tool."),
+        Parameter("limit", PageJobs, f"Jobs in the page; {DEFAULT_PAGE_JOBS} where absent."),
+        CURSOR,
+        Parameter(
+            "since",
+            Since,
+            "Only what changed after the answer that gave this cursor; empty: from the beginning.",
+        ),
+        WAIT,
+    ),
+    problems=(P.INVALID_CURSOR, P.NAMESPACE_REQUIRED),
+)
+STATUS = Operation(
+    "getJob",
+    "GET",
+    "/v1/jobs/{job_id}",
+    "Status of a job, at most 1 KiB.",
+    calls.JobStatus,
+    parameters=(
+        JOB,
+        WAIT,
+        Parameter(
+            "If-None-Match",
+            Annotated[str, StringConstraints(max_length=1024)],
+            "ETag of a status: answered 304 while it is still that one.",
+            In.HEADER,
+        ),
+    ),
+    problems=(P.JOB_NOT_FOUND,),
+    headers=("ETag",),
+    also=(HTTPStatus.NOT_MODIFIED,),
+)
+STOP = Operation(
+    "stopJob",
+    "DELETE",
+    "/v1/jobs/{job_id}",
+    "Ask for the end of a job. Its status says how it really ended.",
+    calls.Stopped,
+    parameters=(JOB, Parameter("reason", Reason, "Why, for the record.")),
+    status=HTTPStatus.ACCEPTED,
+    problems=(P.JOB_NOT_FOUND, P.ALREADY_STOPPED),
+)
+OUTPUT = Operation(
+    "getJobOutput",
+    "GET",
+    "/v1/jobs/{job_id}/output",
+    "What the tool has printed so far.",
+    calls.OutputPage,
+    parameters=(JOB, CURSOR, LIMIT_BYTES),
+    problems=(P.JOB_NOT_FOUND, P.INVALID_CURSOR),
+)
+RESULT = Operation(
+    "getJobResult",
+    "GET",
+    "/v1/jobs/{job_id}/result",
+    "The result of a job that is done.",
+    calls.ResultPage,
+    parameters=(JOB, CURSOR, LIMIT_BYTES),
+    problems=(P.JOB_NOT_FOUND, P.NOT_DONE, P.INVALID_CURSOR),
+)
+INPUTS = Operation(
+    "listInputs",
+    "GET",
+    "/v1/jobs/{job_id}/inputs",
+    "Open questions of a job.",
+    calls.QuestionList,
+    parameters=(JOB,),
+    problems=(P.JOB_NOT_FOUND,),
+)
+ANSWER = Operation(
+    "answerInput",
+    "POST",
+    "/v1/jobs/{job_id}/inputs/{key}",
+    "Answer a question of a job, once.",
+    None,
+    parameters=(
+        JOB,
+        Parameter(
+            "key",
+            Annotated[str, StringConstraints(min_length=1, max_length=128)],
+            "Name of the question.",
+            In.PATH,
+            required=True,
+        ),
+    ),
+    body=calls.Answer,
+    status=HTTPStatus.NO_CONTENT,
+    problems=(
+        P.NOT_FOUND,
+        P.JOB_NOT_FOUND,
+        P.ALREADY_ANSWERED,
+        P.TIMEOUT,
+        P.BODY_TOO_LARGE,
+        P.UNSUPPORTED_MEDIA_TYPE,
+        P.INVALID_BODY,
+    ),
+)
+TOOLS = Operation(
+    "listTools",
+    "GET",
+    "/v1/tools",
+    "The catalogue as function definitions for a model.",
+    calls.ToolList,
+    parameters=(NAMESPACE,),
+    problems=(P.NAMESPACE_REQUIRED,),
+)
+SIGNING_KEYS = Operation(
+    "getSigningKeys",
+    "GET",
+    "/.well-known/agentjobs-signing-keys",
+    "Public keys that events are signed with (Standard Webhooks, v1a).",
+    calls.SigningKeys,
+    public=True,
+    problems=(P.UNAVAILABLE,),
+)
+OPENAPI = Operation(
+    "getOpenApi", "GET", "/openapi.json", "This API (OpenAPI 3.1).", None, public=True
+)
+ASYNCAPI = Operation(
+    "getAsyncApi", "GET", "/asyncapi.json", "The events (AsyncAPI 3.0).", None, public=True
+)
+HEALTHZ = Operation(
+    "healthz",
+    "GET",
+    "/healthz",
+    "Whether the process lives.",
+    None,
+    public=True,
+    media_type="text/plain",
+)
+READYZ = Operation(
+    "readyz",
+    "GET",
+    "/readyz",
+    "Whether it can serve; 503 with the reason where not.",
+    None,
+    public=True,
+    media_type="text/plain",
+    also=(HTTPStatus.SERVICE_UNAVAILABLE,),
+)
+METRICS = Operation(
+    "metrics",
+    "GET",
+    "/metrics",
+    "Prometheus metrics.",
+    None,
+    public=True,
+    media_type="text/plain",
+)
+
+OPERATIONS: Final = (
+    START,
+    LIST,
+    STATUS,
+    STOP,
+    OUTPUT,
+    RESULT,
+    INPUTS,
+    ANSWER,
+    TOOLS,
+    SIGNING_KEYS,
+    OPENAPI,
+    ASYNCAPI,
+    HEALTHZ,
+    READYZ,
+    METRICS,
+)

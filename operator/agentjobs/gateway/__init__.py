@@ -1,0 +1,1 @@
+"""The gateway: the contract over HTTP, stateless, as many replicas as wanted."""

@@ -1,0 +1,343 @@
+"""The gateway as a process: its parts, and the order of their lives."""
+
+import asyncio
+import logging
+import signal
+import ssl
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agentjobs import codec
+from agentjobs.api.agentjob import ToolKind
+from agentjobs.api.names import State
+from agentjobs.contract import operations
+from agentjobs.contract.asyncapi import asyncapi_document
+from agentjobs.contract.calls import QuestionList, SigningKeys, Started, Stopped, ToolList
+from agentjobs.contract.openapi import openapi_document
+from agentjobs.contract.operations import DEFAULT_PAGE_JOBS, KEY, MAX_PAGE_BYTES
+from agentjobs.contract.problems import ProblemType
+from agentjobs.domain.destinations import Destinations
+from agentjobs.domain.errors import AgentJobError
+from agentjobs.domain.jobids import job_id
+from agentjobs.domain.observed import Policy
+from agentjobs.gateway.catalogue import Catalogue
+from agentjobs.gateway.connections import Listener
+from agentjobs.gateway.expiring import Expiring
+from agentjobs.gateway.inputs import Inputs
+from agentjobs.gateway.jobs import Filter, Jobs, Page
+from agentjobs.gateway.keys import Keys, load_keys
+from agentjobs.gateway.known import KnownInputs, KnownJobs, KnownTools
+from agentjobs.gateway.problems import ProblemError, try_later
+from agentjobs.gateway.reflector import Reflector
+from agentjobs.gateway.reviews import Reviews
+from agentjobs.gateway.server import Call, Server, answer
+from agentjobs.gateway.starts import Places, Starts
+from agentjobs.gateway.tls import Certificate
+from agentjobs.kube import (
+    AGENTJOBS,
+    AGENTTOOLS,
+    CLUSTERAGENTTOOLS,
+    CONFIGMAPS,
+    INPUTREQUESTS,
+    Kube,
+    NotFoundError,
+)
+from agentjobs.metrics import OPEN_METRICS, GatewayMetrics
+from agentjobs.settings import GatewaySettings, SettingsError
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 2.0
+RETRY_AFTER_START = 2
+"""Seconds after which a client that polls asks for the first time."""
+SIGNING_KEYS = "agentjobs-signing-key"
+SIGNING_KEYS_SECONDS = 60.0
+NEVER = "kube-system"
+
+
+class Gateway:
+    """Serves the contract until a signal comes."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        kube: Kube,
+        metrics: GatewayMetrics,
+        destinations: Destinations,
+    ) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._metrics = metrics
+        self._keys: Keys | None = None
+        self._unready = "no contact with the API server yet"
+        self._draining = False
+        self._known = KnownJobs()
+        own, wide = KnownTools(ToolKind.AGENT_TOOL), KnownTools(ToolKind.CLUSTER_AGENT_TOOL)
+        inputs = KnownInputs()
+        self._reflectors = (
+            Reflector(kube, AGENTTOOLS, own),
+            Reflector(kube, CLUSTERAGENTTOOLS, wide),
+            Reflector(kube, INPUTREQUESTS, inputs),
+            Reflector(kube, AGENTJOBS, self._known),
+        )
+        reviews = Reviews(kube, metrics, user_tokens=settings.accept_user_tokens)
+        places = Places(frozenset({NEVER, settings.namespace}), settings.allow_templates)
+        policy = Policy(
+            default_deadline=settings.default_deadline_seconds,
+            default_ttl=settings.default_ttl_seconds,
+            max_arguments=settings.max_arguments_bytes,
+            destinations=destinations,
+        )
+        self._starts = Starts(kube, self._known, (own, wide), reviews, places, policy, metrics)
+        self._jobs = Jobs(kube, self._known, reviews)
+        self._inputs = Inputs(kube, inputs, self._jobs, reviews)
+        self._catalogue = Catalogue(own, wide, self._starts)
+        self._signing_keys: Expiring[str, SigningKeys] = Expiring(lambda _: SIGNING_KEYS_SECONDS, 1)
+        self._openapi = codec.dumps(openapi_document())
+        self._asyncapi = codec.dumps(asyncapi_document())
+        self._server = Server(reviews, metrics, not_ready=lambda: self._unready)
+        self._route()
+
+    @property
+    def app(self) -> web.Application:
+        """The application."""
+        return self._server.app
+
+    async def run(self) -> int:
+        """Serve until a signal comes; 0 then."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        certificate = _certificate(self._settings)
+        listener = Listener(self.app, self._settings.end_seconds)
+        try:
+            await listener.start(
+                self._settings.listen,
+                self._settings.ports,
+                certificate.context if certificate else None,
+            )
+        except OSError as error:
+            raise SettingsError(
+                f"cannot listen on {self._settings.listen} ({error}); "
+                "set AGENTJOBS_HTTP_PORT and AGENTJOBS_MCP_PORT to free ports"
+            ) from error
+        tasks = [asyncio.ensure_future(each.run()) for each in self._reflectors]
+        tasks.append(asyncio.ensure_future(self._get_ready()))
+        if certificate:
+            tasks.append(asyncio.ensure_future(certificate.follow()))
+        try:
+            await _first_of(asyncio.ensure_future(stop.wait()), *tasks)
+            await self._end(listener)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return 0
+
+    async def _end(self, listener: Listener) -> None:
+        """Serve on until nobody is sent here any more, then finish what was accepted."""
+        log.info("ending")
+        self._draining = True
+        self._known.close()
+        await asyncio.sleep(self._settings.drain_seconds)
+        await listener.stop()
+        log.info("ended")
+
+    async def _get_ready(self) -> None:
+        for each in self._reflectors:
+            await each.synced.wait()
+        while self._keys is None:
+            try:
+                exist = self._known.any_named_by_key
+                self._keys = await load_keys(self._kube, self._settings.namespace, jobs_exist=exist)
+            except (AgentJobError, ValueError) as error:
+                if str(error) != self._unready:
+                    log.error("not ready: %s", error)
+                self._unready = str(error)
+                await asyncio.sleep(RETRY_SECONDS)
+        self._unready = ""
+        log.info("ready; %d AgentJobs are known", len(self._known))
+        await asyncio.Event().wait()
+
+    # --- the calls
+
+    def _route(self) -> None:
+        serve = self._server.serve
+        serve(operations.START, self._start)
+        serve(operations.LIST, self._list)
+        serve(operations.STATUS, self._status)
+        serve(operations.STOP, self._stop)
+        serve(operations.OUTPUT, self._output)
+        serve(operations.RESULT, self._result)
+        serve(operations.INPUTS, self._open_inputs)
+        serve(operations.ANSWER, self._answer)
+        serve(operations.TOOLS, self._tools)
+        serve(operations.SIGNING_KEYS, self._show_signing_keys)
+        serve(operations.OPENAPI, self._show_openapi)
+        serve(operations.ASYNCAPI, self._show_asyncapi)
+        serve(operations.HEALTHZ, self._healthz)
+        serve(operations.READYZ, self._readyz)
+        serve(operations.METRICS, self._show_metrics)
+
+    @property
+    def _sealing(self) -> Keys:
+        if self._keys is None:  # pragma: no cover - nobody is served before
+            raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
+        return self._keys
+
+    async def _start(self, call: Call) -> web.Response:
+        namespace = _namespace(call, call.body.namespace)
+        outcome = await self._starts.start(
+            self._sealing, call.caller, namespace, call.values[KEY], call.body
+        )
+        this = job_id(*outcome.record.name)
+        headers = {"Location": f"/v1/jobs/{this}", "Retry-After": str(RETRY_AFTER_START)}
+        if outcome.repeated:
+            headers["Idempotency-Replayed"] = "true"
+        return answer(Started(job_id=this, status=outcome.record.state), 202, headers)
+
+    async def _list(self, call: Call) -> web.Response:
+        values = call.values
+        namespace = _namespace(call)
+        wanted = Filter(values.get("status"), values.get("tool"))
+        if "since" in values:
+            page = await self._jobs.changes(
+                self._sealing,
+                call.caller,
+                namespace,
+                wanted,
+                since=values["since"],
+                wait=values.get("wait", 0),
+            )
+        else:
+            page = await self._jobs.page(
+                self._sealing,
+                call.caller,
+                namespace,
+                wanted,
+                limit=values.get("limit", DEFAULT_PAGE_JOBS),
+                cursor=values.get("cursor", ""),
+            )
+        return answer(_page(page))
+
+    async def _status(self, call: Call) -> web.Response:
+        seen = call.values.get("If-None-Match", "")
+        record = await self._jobs.status(
+            call.caller, call.values["job_id"], seen=seen, wait=call.values.get("wait", 0)
+        )
+        headers = {"ETag": record.etag, "Cache-Control": "no-cache"}
+        if record.tag in seen:
+            return web.Response(status=304, headers=headers)
+        return answer(record.body, headers=headers)
+
+    async def _stop(self, call: Call) -> web.Response:
+        this = await self._jobs.stop(
+            call.caller, call.values["job_id"], call.values.get("reason", "")
+        )
+        return answer(Stopped(job_id=this, status=State.STOPPING), 202)
+
+    async def _output(self, call: Call) -> web.Response:
+        return answer(
+            await self._jobs.output(
+                self._sealing,
+                call.caller,
+                call.values["job_id"],
+                cursor=call.values.get("cursor", ""),
+            )
+        )
+
+    async def _result(self, call: Call) -> web.Response:
+        return answer(
+            await self._jobs.result(
+                self._sealing,
+                call.caller,
+                call.values["job_id"],
+                cursor=call.values.get("cursor", ""),
+                limit=call.values.get("limit", MAX_PAGE_BYTES),
+            )
+        )
+
+    async def _open_inputs(self, call: Call) -> web.Response:
+        found = await self._inputs.open(call.caller, call.values["job_id"])
+        return answer(QuestionList(inputs=found))
+
+    async def _answer(self, call: Call) -> web.Response:
+        await self._inputs.answer(call.caller, call.values["job_id"], call.values["key"], call.body)
+        return web.Response(status=204)
+
+    async def _tools(self, call: Call) -> web.Response:
+        functions = await self._catalogue.functions(call.caller, _namespace(call))
+        return answer(ToolList(tools=functions))
+
+    async def _show_signing_keys(self, _: Call) -> web.Response:
+        async def read() -> SigningKeys:
+            try:
+                found = await self._kube.get(CONFIGMAPS, self._settings.namespace, SIGNING_KEYS)
+            except NotFoundError as error:
+                raise try_later(
+                    ProblemType.UNAVAILABLE, "the operator has not made its key yet", 5
+                ) from error
+            return SigningKeys(keys=tuple((found.get("data") or {}).values()))
+
+        keys = await self._signing_keys.get("", read)
+        return answer(keys, headers={"Cache-Control": f"max-age={SIGNING_KEYS_SECONDS:.0f}"})
+
+    async def _show_openapi(self, _: Call) -> web.Response:
+        return answer(self._openapi, headers={"Cache-Control": "no-cache"})
+
+    async def _show_asyncapi(self, _: Call) -> web.Response:
+        return answer(self._asyncapi, headers={"Cache-Control": "no-cache"})
+
+    async def _healthz(self, _: Call) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: Call) -> web.Response:
+        reason = "ending" if self._draining else self._unready
+        return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+
+    async def _show_metrics(self, _: Call) -> web.Response:
+        self._metrics.known.set(len(self._known))
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": OPEN_METRICS})
+
+
+def _namespace(call: Call, in_body: str | None = None) -> str:
+    """Where a call is about: what it names, else the caller's own (R-NAMESPACE)."""
+    in_query = call.values.get("namespace")
+    if in_body and in_query and in_body != in_query:
+        raise ProblemError(
+            ProblemType.INVALID_REQUEST, "body and query name different namespaces; give one"
+        )
+    namespace = in_body or in_query or call.caller.home
+    if not namespace:
+        raise ProblemError(
+            ProblemType.NAMESPACE_REQUIRED,
+            "give namespace: the caller is no ServiceAccount, whose own would be taken",
+        )
+    return str(namespace)
+
+
+def _page(page: Page) -> bytes:
+    """A page, from statuses that are JSON already."""
+    jobs = b",".join(record.body for record in page.records)
+    rest = {"next": page.next, "since": page.since} if page.next else {"since": page.since}
+    return b'{"jobs":[' + jobs + b"]," + codec.dumps(rest)[1:]
+
+
+def _certificate(settings: GatewaySettings) -> Certificate | None:
+    if not settings.tls_certificate:
+        return None
+    try:
+        return Certificate(Path(settings.tls_certificate), Path(settings.tls_key))
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"AGENTJOBS_TLS_CERTIFICATE={settings.tls_certificate}: {error}"
+        ) from error
+
+
+async def _first_of(*tasks: asyncio.Future[Any]) -> None:
+    """Wait for the first to end; what broke is raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

@@ -1,0 +1,281 @@
+"""HTTP: checks requests by the table of operations, renders answers and problems."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from agentjobs import codec
+from agentjobs.contract import operations
+from agentjobs.contract.calls import Fault
+from agentjobs.contract.operations import In, Operation
+from agentjobs.contract.problems import ProblemType
+from agentjobs.domain.errors import AgentJobError, InvalidSpecError
+from agentjobs.domain.nesting import check_depth
+from agentjobs.gateway.problems import ProblemError, try_later
+from agentjobs.gateway.reviews import Caller, Reviews
+from agentjobs.kube import UnavailableError
+from agentjobs.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 256 * 1024
+BODY_SECONDS = 10.0
+MAX_BUSY = 512
+"""Requests that are worked on at once; beyond it callers are asked to come back."""
+MAX_WAITING = 5000
+"""Long polls at once."""
+MAX_WAITING_EACH = 2000
+"""Long polls of one caller at once."""
+NO_STORE = {"Cache-Control": "no-store"}
+SAFE = {**NO_STORE, "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that was understood: who calls, and the values that it gave."""
+
+    caller: Caller
+    values: Mapping[str, Any]
+    body: Any
+
+
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+NOBODY = Caller("")
+
+
+class Server:
+    """Serves handlers under their operations."""
+
+    def __init__(
+        self, reviews: Reviews, metrics: GatewayMetrics, *, not_ready: Callable[[], str]
+    ) -> None:
+        """Prepare.
+
+        :param not_ready: why callers cannot be served yet; empty when they can.
+        """
+        self._reviews = reviews
+        self._metrics = metrics
+        self._not_ready = not_ready
+        self._busy = 0
+        self._waiting: Counter[str] = Counter()
+        self.app = web.Application(
+            middlewares=[self._render_problems], client_max_size=MAX_BODY_BYTES
+        )
+
+    def serve(self, operation: Operation, handler: Handler) -> None:
+        """Serve one operation."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            request["operation"] = operation.id
+            began = time.perf_counter()
+            response = await self._handle(operation, handler, request)
+            if "wait" not in request.query:
+                seconds = time.perf_counter() - began
+                self._metrics.request_seconds.labels(operation.id).observe(seconds)
+            return response
+
+        self.app.router.add_route(operation.method, operation.path, handle)
+
+    async def _handle(
+        self, operation: Operation, handler: Handler, request: web.Request
+    ) -> web.StreamResponse:
+        if operation.public:
+            return await handler(Call(NOBODY, _values(operation, request), None))
+        with self._place_for_one():
+            reason = self._not_ready()
+            if reason:
+                raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
+            header = request.headers.get("Authorization", "")
+            caller = await self._reviews.authenticate(header, secure=request.secure)
+            values = _values(operation, request)
+            body = await _body(operation.body, request) if operation.body else None
+            call = Call(caller, values, body)
+            if not values.get("wait"):
+                return await handler(call)
+        with self._place_to_wait(caller):
+            return await handler(call)
+
+    @contextlib.contextmanager
+    def _place_for_one(self) -> Any:
+        if self._busy >= MAX_BUSY:
+            raise try_later(ProblemType.BUSY, "too many requests are under way")
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+
+    @contextlib.contextmanager
+    def _place_to_wait(self, caller: Caller) -> Any:
+        if self._waiting.total() >= MAX_WAITING or self._waiting[caller.name] >= MAX_WAITING_EACH:
+            raise try_later(ProblemType.BUSY, "too many requests wait; ask without wait", 5)
+        self._waiting[caller.name] += 1
+        self._metrics.waiting.inc()
+        try:
+            yield
+        finally:
+            self._metrics.waiting.dec()
+            self._waiting[caller.name] -= 1
+            if not self._waiting[caller.name]:
+                del self._waiting[caller.name]
+
+    @web.middleware
+    async def _render_problems(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except ProblemError as error:
+            response = error.response()
+        except web.HTTPException as error:
+            response = _from_aiohttp(error).response()
+        except UnavailableError as error:
+            log.warning("%s %s: %s", request.method, request.path, error)
+            response = try_later(
+                ProblemType.UNAVAILABLE, "the API server does not answer", error.retry_after or 1
+            ).response()
+        except AgentJobError as error:
+            # What the API server denies us is no business of the caller's.
+            log.error("%s %s: %s", request.method, request.path, error)
+            response = try_later(
+                ProblemType.UNAVAILABLE, "the gateway is not set up rightly; see its log", 10
+            ).response()
+        except Exception:
+            log.exception("%s %s broke", request.method, request.path)
+            response = ProblemError(ProblemType.INTERNAL, "see the gateway's log").response()
+        operation = request.get("operation", "none")
+        self._metrics.requests.labels(operation, str(response.status)).inc()
+        return response
+
+
+def answer(
+    body: BaseModel | bytes | dict[str, Any],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """A JSON answer."""
+    if isinstance(body, BaseModel):
+        body = body.model_dump(mode="json", exclude_none=True)
+    content = body if isinstance(body, bytes) else codec.dumps(body)
+    return web.Response(
+        body=content, status=status, headers={**SAFE, **(headers or {})},
+        content_type="application/json",
+    )  # fmt: skip
+
+
+def _values(operation: Operation, request: web.Request) -> dict[str, Any]:
+    """Check parameters by the table.
+
+    :raises ProblemError: unknown, doubled, missing or malformed ones.
+    """
+    known = {each.name for each in operation.parameters if each.where is In.QUERY}
+    unknown = sorted(set(request.query) - known)
+    if unknown:
+        wanted = f"; it takes {', '.join(sorted(known))}" if known else ""
+        raise _invalid(f"unknown parameter {unknown[0][:64]!r}{wanted}")
+    values: dict[str, Any] = {}
+    for each in operation.parameters:
+        found = {
+            In.QUERY: lambda name: request.query.getall(name, []),
+            In.HEADER: lambda name: request.headers.getall(name, []),
+            In.PATH: lambda name: [request.match_info[name]],
+        }[each.where](each.name)
+        if len(found) > 1:
+            raise _invalid(f"{each.where} {each.name} is given more than once")
+        if found:
+            values[each.name] = _value(each, found[0])
+        elif each.required:
+            raise ProblemError(
+                ProblemType.KEY_REQUIRED, f"send the header {each.name} with a new random value"
+            )
+    return values
+
+
+def _value(parameter: operations.Parameter, text: str) -> Any:
+    if parameter.where is In.PATH:
+        # What no object can be called is not found like anything else.
+        return text
+    try:
+        return parameter.adapter.validate_python(text)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        kind = ProblemType.INVALID_REQUEST
+        if parameter.name in {"cursor", "since"}:
+            kind = ProblemType.INVALID_CURSOR
+        elif parameter.name == operations.KEY:
+            kind = ProblemType.KEY_REQUIRED
+        raise ProblemError(kind, f"{parameter.where} {parameter.name}: {reason}") from error
+
+
+async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
+    """Read and check a body.
+
+    :raises ProblemError: too large, too slow, no JSON, or not of the model's shape.
+    """
+    if request.content_type != "application/json":
+        raise ProblemError(
+            ProblemType.UNSUPPORTED_MEDIA_TYPE, "send Content-Type: application/json"
+        )
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, "send the body uncompressed")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await request.read()
+    except TimeoutError as error:
+        raise ProblemError(
+            ProblemType.TIMEOUT,
+            f"the body did not arrive within {BODY_SECONDS:.0f} s",
+            headers={"Connection": "close"},
+        ) from error
+    try:
+        value = codec.parse(raw)
+    except ValueError as error:
+        raise _invalid(f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _invalid("the body is no JSON object")
+    try:
+        check_depth(value, "the body")
+        return model.model_validate(value)
+    except InvalidSpecError as error:
+        raise ProblemError(ProblemType.INVALID_BODY, str(error)) from error
+    except ValidationError as error:
+        raise ProblemError(
+            ProblemType.INVALID_BODY,
+            "see errors for the places that are wrong",
+            faults=[
+                Fault(
+                    pointer=_pointer(each["loc"]), detail=each["msg"].removeprefix("Value error, ")
+                )
+                for each in error.errors(include_url=False, include_input=False)
+            ],
+        ) from error
+
+
+def _pointer(place: tuple[int | str, ...]) -> str:
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in place)
+
+
+def _invalid(detail: str) -> ProblemError:
+    return ProblemError(ProblemType.INVALID_REQUEST, detail)
+
+
+def _from_aiohttp(error: web.HTTPException) -> ProblemError:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return ProblemError(
+            ProblemType.BODY_TOO_LARGE,
+            f"at most {MAX_BODY_BYTES} bytes; pass large data by reference",
+            headers={"Connection": "close"},
+        )
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return ProblemError(ProblemType.METHOD_NOT_ALLOWED, allowed, headers={"Allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return ProblemError(ProblemType.NOT_FOUND, "see /openapi.json for what there is")
+    return _invalid(error.reason or type(error).__name__)
