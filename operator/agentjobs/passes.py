@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,6 +35,7 @@ from agentjobs.domain.plan import (
 )
 from agentjobs.domain.reconcile import decide
 from agentjobs.domain.refusal import Refusal, refusal_in_events, refusal_of
+from agentjobs.domain.status import current_attempt
 from agentjobs.kube import (
     AGENTJOBS,
     AGENTTOOLS,
@@ -62,6 +63,15 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class _LookedUp:
+    """How the API server refused a Job of that name or its pods, and when that was looked up."""
+
+    job_name: str | None
+    at: datetime
+    refusal: Refusal | None
+
+
 class Passes:
     """Makes passes. What it remembers between them only saves requests, and may be lost."""
 
@@ -87,8 +97,8 @@ class Passes:
         self._metrics = metrics
         self._policy = policy
         self._fence = fence
-        self._refusals: dict[str, tuple[datetime, Refusal | None]] = {}
-        self._children_seen: dict[str, str] = {}
+        self._refusals: dict[str, _LookedUp] = {}
+        self._children_seen: dict[str, tuple[str, str]] = {}
         self._written_at: dict[str, datetime] = {}
         self._log_asked_at: dict[str, datetime] = {}
 
@@ -160,11 +170,16 @@ class Passes:
         child = self._cache.child(meta.namespace, status.job_name) if status.job_name else None
         ours = child is not None and child.owner_uid == meta.uid
         if child and ours:
-            self._children_seen[meta.uid] = child.uid
-        attempt = status.attempts[-1] if status.attempts else None
-        job_uid = self._children_seen.get(meta.uid) or (attempt.job_uid if attempt else None)
+            self._children_seen[meta.uid] = child.name, child.uid
+        attempt = current_attempt(status)
+        name_seen, uid_seen = self._children_seen.get(meta.uid, ("", ""))
+        child_seen = bool(name_seen) and name_seen == status.job_name
+        job_uid = uid_seen if child_seen else (attempt.job_uid if attempt else None)
         now = utc_now()
-        looked_at, refusal = self._refusals.get(meta.uid, (None, None))
+        looked_up = self._refusals.get(meta.uid)
+        if looked_up and looked_up.job_name != status.job_name:
+            # Of an earlier attempt.
+            looked_up = None
         lately = timedelta(seconds=self._policy.refusal_recheck)
         pods = self._cache.pods(job_uid) if job_uid else ()
         patience = timedelta(seconds=self._policy.node_lost)
@@ -178,11 +193,11 @@ class Passes:
             tool=self._cache.tool_of(job),
             tool_known=False,
             child=child,
-            child_seen=meta.uid in self._children_seen,
+            child_seen=child_seen,
             pods=pods,
             pods_lost_at=pods_lost_at,
-            refusal=refusal,
-            refusal_known=looked_at is not None and now < looked_at + lately,
+            refusal=looked_up.refusal if looked_up else None,
+            refusal_known=looked_up is not None and now < looked_up.at + lately,
             dependencies=self._cache.dependencies(job),
             outcomes={each: found for each, found in outcomes.items() if found},
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
@@ -206,7 +221,8 @@ class Passes:
         async for page in self._kube.pages(EVENTS, namespace, {"fieldSelector": selector}):
             events += page["items"]
         refusal = refusal_in_events(events)
-        self._refusals[seen.job.metadata.uid] = (seen.now, refusal)
+        name = seen.job.status.job_name
+        self._refusals[seen.job.metadata.uid] = _LookedUp(name, seen.now, refusal)
         return replace(seen, refusal=refusal, refusal_known=True)
 
     async def _tool(self, job: AgentJob) -> AgentTool | None:
@@ -299,11 +315,11 @@ class Passes:
             if refusal is None:
                 raise
             log.info("Job %s/%s was refused: %s", key.namespace, name, refusal.message)
-            self._refusals[job.metadata.uid] = (utc_now(), refusal)
+            self._refusals[job.metadata.uid] = _LookedUp(name, utc_now(), refusal)
             return True
         self._refusals.pop(job.metadata.uid, None)
         self._cache.put_job(made)
-        self._children_seen[job.metadata.uid] = made["metadata"]["uid"]
+        self._children_seen[job.metadata.uid] = name, made["metadata"]["uid"]
         return False
 
     async def _expire(self, key: Key, action: ExpirePod) -> None:
@@ -359,10 +375,10 @@ class Passes:
             return
         self._refusals.pop(job.metadata.uid, None)
         self._cache.forget_dependent(job, key)
-        attempt = job.status.attempts[-1] if job.status.attempts else None
-        child = self._cache.child(key.namespace, attempt.job_name) if attempt else None
-        if child and child.owner_uid == job.metadata.uid:
-            self._cache.forget_pods(child.uid)
+        for attempt in job.status.attempts or ():
+            child = self._cache.child(key.namespace, attempt.job_name)
+            if child and child.owner_uid == job.metadata.uid:
+                self._cache.forget_pods(child.uid)
 
     def _delay(self, plan: Plan) -> float | None:
         if plan.requeue_at is None:

@@ -269,6 +269,8 @@ class Effective(Model):
     """Seconds that the finished job is kept, unless the spec says otherwise."""
     result_from: ResultSource
     """Where the result is taken from."""
+    retry: Retry | None = None
+    """When a failed attempt is followed by another: the spec's rule, else the tool's."""
 
 
 class Attempt(Model):

@@ -152,6 +152,7 @@ class Reason(StrEnum):
     CANCELLED = "Cancelled"
     TIMED_OUT = "TimedOut"
     WAITING = "Waiting"
+    ATTEMPT_FAILED = "AttemptFailed"
     GRACE_PERIOD_CUT = "GracePeriodCut"
     OPERATOR_FORBIDDEN = "OperatorForbidden"
     DELIVERED = "Delivered"

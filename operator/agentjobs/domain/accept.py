@@ -162,6 +162,7 @@ def _accepted(seen: Observed, template: Template, tool: AgentTool | None) -> Acc
                 seen.policy.default_ttl,
             ),
             result_from=tool.spec.result_from if tool else ResultSource.TERMINATION_MESSAGE,
+            retry=_first(spec.retry, tool and tool.spec.retry),
         ),
         suspend=bool(_first(spec.suspend, template.suspend)),
         queue=spec.queue_name or template.queue,

@@ -28,7 +28,7 @@ from agentjobs.domain.ending import (
     started,
 )
 from agentjobs.domain.errors import InvalidSpecError
-from agentjobs.domain.finish import end, end_unstarted
+from agentjobs.domain.finish import begun_at, end, end_unstarted
 from agentjobs.domain.job import desired_job, placeholder_job
 from agentjobs.domain.mirror import (
     counts,
@@ -46,6 +46,7 @@ from agentjobs.domain.plan import (
 )
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import RefusalKind
+from agentjobs.domain.retries import try_again
 from agentjobs.domain.verdict import (
     Verdict,
     ended_unseen,
@@ -75,7 +76,8 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
         return Plan(need=ReadPods())
     if over:
         ending = seen.job.status.ending or _unrecorded(seen, child)
-        return end(seen, _judge(seen, child, ending), ending)
+        verdict = _judge(seen, child, ending)
+        return try_again(seen, attempt, verdict) or end(seen, verdict, ending)
     status = _mirrored(seen, child, due)
     if due:
         return mirror(seen, status, actions=end_pods(seen, child), requeue_at=seen.pods_lost_at)
@@ -108,7 +110,7 @@ def _unrecorded(seen: Observed, child: JobView) -> Ending | None:
 
 def _without_job(seen: Observed, attempt: Attempt) -> Plan:
     """Go on with a claimed attempt whose Job is not there, or is somebody else's."""
-    if attempt.job_uid or seen.child_seen or seen.job.status.started_at:
+    if attempt.job_uid or seen.child_seen or attempt.started_at:
         return _job_gone(seen, attempt)
     if seen.child is not None:
         return _name_taken(seen, seen.child)
@@ -126,7 +128,7 @@ def _without_job(seen: Observed, attempt: Attempt) -> Plan:
         waits = status.waiting if state is State.QUEUED else None
         status = status.model_copy(update={"state": state, "waiting": waits})
         return _take_name(seen, status, attempt.job_name)
-    return _create_again(seen)
+    return _create_again(seen, attempt)
 
 
 def _take_name(seen: Observed, status: AgentJobStatus, name: str) -> Plan:
@@ -157,8 +159,9 @@ def _job_gone(seen: Observed, attempt: Attempt) -> Plan:
 def _outlived(seen: Observed) -> Plan:
     """Wait for pods that outlive their Job; a stop or a deadline ends them all the same."""
     due = ending_due(seen, deadline(seen))
-    begun = _begun(seen)
-    status = seen.job.status.model_copy(update={"ending": due, "started_at": begun})
+    begun = begun_at(seen)
+    first = seen.job.status.started_at or begun
+    status = seen.job.status.model_copy(update={"ending": due, "started_at": first})
     status = st.with_attempt(status, started_at=begun)
     if begun:
         status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
@@ -196,13 +199,13 @@ def _name_taken(seen: Observed, other: JobView) -> Plan:
     )
 
 
-def _create_again(seen: Observed) -> Plan:
+def _create_again(seen: Observed, attempt: Attempt) -> Plan:
     """Act on a claim whose Job was never seen. The name makes a second creation harmless."""
     try:
         accepted = accept(seen)
     except InvalidSpecError as error:
         status = seen.job.status.model_copy(update={"ending": invalid(seen, error)})
-        return _take_name(seen, status, status.job_name or "")
+        return _take_name(seen, status, attempt.job_name)
     if seen.refusal:
         status = seen.job.status.model_copy(update={"waiting": refused(seen.refusal)})
         if seen.refusal.kind is RefusalKind.RIGHTS:
@@ -219,7 +222,9 @@ def _create_again(seen: Observed) -> Plan:
     if seen.refusal_known:
         return mirror(seen, status, requeue_at=min(later, deadline(seen)))
     accepted = replace(accepted, deadline_at=deadline(seen))
-    body, _ = desired_job(seen.job, accepted, attempt=1, now=seen.now, policy=seen.policy)
+    body, _ = desired_job(
+        seen.job, accepted, attempt=attempt.number, now=seen.now, policy=seen.policy
+    )
     return mirror(seen, status, actions=(CreateJob(body),), requeue_at=later)
 
 
@@ -253,7 +258,7 @@ def _may_have_begun(seen: Observed) -> bool:
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
     """The status of an attempt that is not over."""
     pod = _pod_to_show(seen.pods)
-    begun = _begun(seen)
+    begun = begun_at(seen)
     status = seen.job.status.model_copy(
         update={
             "deadline_at": deadline(seen),
@@ -264,7 +269,7 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
             "pod_phase": pod.phase if pod else None,
             "pod_uids": tuple(p.uid for p in seen.pods if not p.dead)[:MAX_POD_UIDS] or None,
             "pods": counts(child, seen.pods),
-            "started_at": begun,
+            "started_at": seen.job.status.started_at or begun,
         }
     )
     status = st.with_attempt(status, job_uid=child.uid, started_at=begun)
@@ -276,12 +281,6 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
     if begun:
         status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
     return status
-
-
-def _begun(seen: Observed) -> datetime | None:
-    """When the tool began, as far as that was ever seen."""
-    seen_now = (pod.started_at for pod in seen.pods if pod.started_at)
-    return seen.job.status.started_at or min(seen_now, default=None)
 
 
 def _wants_reason(seen: Observed, child: JobView) -> bool:

@@ -1,4 +1,4 @@
-"""Nothing is claimed yet: accept, wait at the gates, claim the first attempt (R-CLAIM)."""
+"""No attempt is under way: accept, wait at the gates, claim the next one (R-CLAIM)."""
 
 from datetime import datetime
 
@@ -57,7 +57,7 @@ def before_start(seen: Observed) -> Plan:
     if closed:
         status = status.model_copy(update={"waiting": closed.waiting})
         return mirror(seen, status, requeue_at=accepted.deadline_at)
-    return _claim(seen, accepted, status)
+    return claim(seen, accepted, status)
 
 
 def _accepted_status(seen: Observed, accepted: Accepted) -> AgentJobStatus:
@@ -72,13 +72,18 @@ def _accepted_status(seen: Observed, accepted: Accepted) -> AgentJobStatus:
     return with_condition(seen, status, ConditionType.ACCEPTED, Reason.ACCEPTED)
 
 
-def _claim(seen: Observed, accepted: Accepted, status: AgentJobStatus) -> Plan:
-    """Record the attempt and the name of its Job, then create it (R-CLAIM)."""
-    body, warnings = desired_job(seen.job, accepted, attempt=1, now=seen.now, policy=seen.policy)
+def claim(seen: Observed, accepted: Accepted, status: AgentJobStatus) -> Plan:
+    """Record the next attempt and the name of its Job, then create it (R-CLAIM)."""
+    earlier_ones = status.attempts or ()
+    number = len(earlier_ones) + 1
+    body, warnings = desired_job(
+        seen.job, accepted, attempt=number, now=seen.now, policy=seen.policy
+    )
     name = body["metadata"]["name"]
     status = status.model_copy(
         update={
-            "attempts": (Attempt(number=1, job_name=name),),
+            "attempts": (*earlier_ones, Attempt(number=number, job_name=name)),
+            "state": State.QUEUED,
             "job_name": name,
             "waiting": creating(name),
             "warnings": warnings[:8] or None,

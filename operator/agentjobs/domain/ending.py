@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from agentjobs.api.agentjob import Ending, Waiting
 from agentjobs.api.names import CAUSE_MESSAGE_CHARACTERS, CauseCode
+from agentjobs.domain import status as st
 from agentjobs.domain.children import JobView
 from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import Action, DeleteJob, ExpirePod, SuspendJob
@@ -52,8 +53,10 @@ def pending_deadline(seen: Observed) -> datetime | None:
 
 
 def started(seen: Observed) -> bool:
-    """Whether the tool's container was ever seen running."""
-    return seen.job.status.started_at is not None or any(pod.started for pod in seen.pods)
+    """Whether the tool's container was ever seen running in this attempt."""
+    attempt = st.current_attempt(seen.job.status)
+    recorded = attempt is not None and attempt.started_at is not None
+    return recorded or any(pod.started for pod in seen.pods)
 
 
 def end_pods(seen: Observed, child: JobView) -> tuple[Action, ...]:

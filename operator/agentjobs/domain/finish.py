@@ -1,5 +1,7 @@
 """The end of a job, written once (R-STATE-FINAL), with what is owed because of it."""
 
+from datetime import datetime
+
 from agentjobs.api.agentjob import (
     AgentJobStatus,
     Delivery,
@@ -56,15 +58,10 @@ def end(seen: Observed, verdict: Verdict, ending: Ending | None) -> Plan:
             **_last_pod(seen, pod),
         }
     )
-    child = seen.child
-    if child and child.owner_uid == seen.job.metadata.uid:
-        status = st.with_attempt(status, job_uid=child.uid)
-    status = st.with_attempt(
-        status,
-        started_at=status.started_at,
-        finished_at=verdict.finished_at,
-        cause=cause.code if cause else None,
-    )
+    attempt = st.current_attempt(status)
+    if attempt and attempt.cause is None:
+        # Otherwise the job ended between two attempts, and the last one has its own end on record.
+        status = with_attempt_ended(seen, status, verdict)
     status = _end_conditions(seen, status, verdict.state)
     status = _with_outbox(seen, status)
     failed = verdict.state in {State.FAILED, State.TIMED_OUT}
@@ -76,6 +73,26 @@ def end(seen: Observed, verdict: Verdict, ending: Ending | None) -> Plan:
         notes=(note,),
         requeue_at=seen.now,
     )
+
+
+def with_attempt_ended(seen: Observed, status: AgentJobStatus, verdict: Verdict) -> AgentJobStatus:
+    """Record how the current attempt ended."""
+    child = seen.child
+    if child and child.owner_uid == seen.job.metadata.uid:
+        status = st.with_attempt(status, job_uid=child.uid)
+    return st.with_attempt(
+        status,
+        started_at=begun_at(seen),
+        finished_at=verdict.finished_at,
+        cause=verdict.cause.code if verdict.cause else None,
+    )
+
+
+def begun_at(seen: Observed) -> datetime | None:
+    """When the tool began in this attempt, as far as that was ever seen."""
+    attempt = st.current_attempt(seen.job.status)
+    seen_now = (pod.started_at for pod in seen.pods if pod.started_at)
+    return (attempt.started_at if attempt else None) or min(seen_now, default=None)
 
 
 def owed_by(status: AgentJobStatus) -> list[Delivery]:
@@ -117,9 +134,7 @@ def _handed_in(seen: Observed, source: ResultSource, pod: PodView | None) -> str
 
 
 def _last_pod(seen: Observed, pod: PodView | None) -> dict[str, object]:
-    begun = seen.job.status.started_at or min(
-        (p.started_at for p in seen.pods if p.started_at), default=None
-    )
+    begun = seen.job.status.started_at or begun_at(seen)
     changes: dict[str, object] = {"started_at": begun, "pod_uids": None}
     if seen.child and seen.child.owner_uid == seen.job.metadata.uid and not seen.child.placeholder:
         changes["pods"] = counts(seen.child, seen.pods)

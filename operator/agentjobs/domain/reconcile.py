@@ -1,6 +1,7 @@
 """The decision: all that was read goes in, what is to be done comes out.
 
-A job goes through three stages: nothing is claimed yet, an attempt is claimed, it is over. Each
+A job goes through stages: nothing is claimed yet, an attempt is claimed, an attempt has ended and
+another may follow, it is over. Each
 pass finds the stage anew from the stored status and from what is seen of Job and pods; no pass
 depends on an earlier one having been made.
 """
@@ -10,6 +11,8 @@ from agentjobs.domain.attempt import during
 from agentjobs.domain.claim import before_start
 from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import Plan
+from agentjobs.domain.retries import between
+from agentjobs.domain.status import current_attempt
 
 
 def decide(seen: Observed) -> Plan:
@@ -17,6 +20,9 @@ def decide(seen: Observed) -> Plan:
     status = seen.job.status
     if status.finished_at:
         return after_end(seen)
-    if not status.attempts:
+    attempt = current_attempt(status)
+    if attempt is None:
         return before_start(seen)
-    return during(seen, status.attempts[-1])
+    if attempt.cause is not None:
+        return between(seen, attempt)
+    return during(seen, attempt)

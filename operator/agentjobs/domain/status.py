@@ -77,13 +77,19 @@ def live_state(status: AgentJobStatus, *, running: bool) -> State:
     return State.RUNNING if running else State.QUEUED
 
 
+def current_attempt(status: AgentJobStatus) -> Attempt | None:
+    """The last attempt that was claimed, be it over or not."""
+    return status.attempts[-1] if status.attempts else None
+
+
 def with_attempt(status: AgentJobStatus, **changes: Any) -> AgentJobStatus:
     """Change the current attempt."""
-    attempts = status.attempts or ()
-    if not attempts:
+    current = current_attempt(status)
+    if current is None:
         return status
-    current: Attempt = attempts[-1].model_copy(update=changes)
-    return status.model_copy(update={"attempts": (*attempts[:-1], current)})
+    earlier = (status.attempts or ())[:-1]
+    changed = current.model_copy(update=changes)
+    return status.model_copy(update={"attempts": (*earlier, changed)})
 
 
 def result_of(source: ResultSource, text: str) -> Result | None:
