@@ -277,3 +277,66 @@ def test_r_stop_a_time_that_nobody_can_read_does_not_hide_the_stop(cache: Cache)
     stop = cache.records[key].parse().spec.stop
     assert stop is not None
     assert stop.at is None
+
+
+def user(name: str, version: int, *, at: int = 0, **status: Any) -> dict[str, Any]:
+    body = agentjob(f"u-{name}", version, toolRef={"kind": "AgentTool", "name": "t"})
+    body["spec"].pop("template")
+    body["metadata"] |= {"name": name, "creationTimestamp": f"2026-01-01T00:00:{at:02}Z"}
+    return {**body, "status": status}
+
+
+def limited(maximum: int) -> dict[str, Any]:
+    spec = {"description": "d", "template": {}, "maxConcurrent": maximum}
+    return {"kind": "AgentTool", "metadata": meta("t", "t1", 1), "spec": spec}
+
+
+CLAIMED = {"attempts": [{"number": 1, "jobName": "x-1"}], "state": "queued"}
+IN_LINE = {"state": "queued", "waiting": {"code": "slot"}}
+TOOL = Key(NS, "t", "AgentTool")
+
+
+def slots(cache: Cache, name: str) -> tuple[int, int]:
+    seen = cache.slots(Key(NS, name))
+    return seen.taken, seen.ahead
+
+
+def test_r_slots_are_counted_from_the_agentjobs() -> None:
+    cache = Cache()
+    cache.put_tool(limited(2))
+    cache.put_agentjob(user("runs", 1, at=3, **CLAIMED))
+    cache.put_agentjob(user("over", 2, finishedAt="2026-01-01T00:01:00Z", **CLAIMED))
+    cache.put_agentjob(user("early", 3, at=1, **IN_LINE))
+    cache.put_agentjob(user("new", 4, at=2))
+    held_up = {"state": "queued", "waiting": {"code": "dependency"}}
+    cache.put_agentjob(user("elsewhere", 5, at=0, **held_up))
+    cache.put_agentjob(user("late", 6, at=9, **IN_LINE))
+    assert slots(cache, "early") == (1, 0)
+    assert slots(cache, "new") == (1, 1)
+    assert slots(cache, "late") == (1, 2)
+    assert cache.next_in_line(TOOL) == [Key(NS, "early")]
+    cache.drop_agentjob(Key(NS, "runs"), "u-runs")
+    assert cache.next_in_line(TOOL) == [Key(NS, "early"), Key(NS, "new")]
+
+
+def test_r_slots_a_claim_counts_while_it_is_being_written() -> None:
+    cache = Cache()
+    cache.put_tool(limited(1))
+    cache.put_agentjob(user("a", 1, at=1))
+    cache.put_agentjob(user("b", 2, at=2, **IN_LINE))
+    with cache.claiming(Key(NS, "a")):
+        assert slots(cache, "b") == (1, 0)
+        assert cache.next_in_line(TOOL) == []
+        assert slots(cache, "a") == (0, 0), "its own claim does not stand in its way"
+    assert slots(cache, "b") == (0, 1)
+
+
+def test_r_slots_nothing_is_counted_for_a_tool_without_a_limit() -> None:
+    cache = Cache()
+    tool = limited(1)
+    del tool["spec"]["maxConcurrent"]
+    cache.put_tool(tool)
+    cache.put_agentjob(user("a", 1, **CLAIMED))
+    cache.put_agentjob(user("b", 2, **IN_LINE))
+    assert slots(cache, "b") == (0, 0)
+    assert cache.next_in_line(TOOL) == []

@@ -4,6 +4,8 @@ An AgentJob is kept as JSON bytes, of a finished one without what was to be run:
 finished records are then a few tens of megabytes.
 """
 
+import contextlib
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import API_VERSION, LABEL_JOB
 from agentjobs.domain.children import JobView
 from agentjobs.domain.nodes import NodeView
-from agentjobs.domain.observed import DependencySeen
+from agentjobs.domain.observed import DependencySeen, SlotsSeen
 from agentjobs.domain.pods import PodView
 
 KEPT_METADATA = (
@@ -46,6 +48,14 @@ class Record:
     finished: bool
     succeeded: bool
     body: bytes
+    tool: Key | None
+    """The tool that it names."""
+    claimed: bool
+    """Whether it has claimed an attempt."""
+    in_line: bool
+    """Whether nothing but a slot keeps it from beginning, as far as is known."""
+    came: tuple[str, str, str]
+    """Its place in a line: creation time, namespace, name."""
 
     def parse(self) -> AgentJob:
         """Return it as a model.
@@ -66,6 +76,8 @@ class Cache:
         self._child_uids: dict[str, Key] = {}
         self._pods: dict[str, dict[str, tuple[int, PodView]]] = {}
         self._dependents: dict[Key, set[Key]] = {}
+        self._users: dict[Key, set[Key]] = {}
+        self._claiming: set[Key] = set()
         self.nodes: dict[str, NodeView] = {}
 
     # --- AgentJobs
@@ -93,13 +105,22 @@ class Cache:
             "spec": spec,
             "status": status,
         }
-        self.records[key] = Record(
+        waits_for = (status.get("waiting") or {}).get("code")
+        claimed = bool(status.get("attempts"))
+        self._leave(key)
+        record = self.records[key] = Record(
             uid=meta["uid"],
             version=version,
             finished=finished,
             succeeded=status.get("state") == "done",
             body=codec.dumps(kept),
+            tool=_tool_key(spec, key.namespace),
+            claimed=claimed,
+            in_line=not claimed and not spec.get("stop") and waits_for in {None, "slot"},
+            came=(meta["creationTimestamp"], key.namespace, key.name),
         )
+        if record.tool and not finished:
+            self._users.setdefault(record.tool, set()).add(key)
         self._keys[meta["uid"]] = key
         return key
 
@@ -107,6 +128,7 @@ class Cache:
         """Forget a deleted AgentJob."""
         record = self.records.get(key)
         if record and record.uid == uid:
+            self._leave(key)
             del self.records[key]
         self._keys.pop(uid, None)
 
@@ -135,6 +157,58 @@ class Cache:
                 )
             )
         return tuple(seen)
+
+    # --- slots of tools
+
+    @contextlib.contextmanager
+    def claiming(self, key: Key) -> Iterator[None]:
+        """Count an AgentJob as one that has claimed an attempt, while that is being written."""
+        self._claiming.add(key)
+        try:
+            yield
+        finally:
+            self._claiming.discard(key)
+
+    def slots(self, key: Key) -> SlotsSeen:
+        """Who else uses the tool of an AgentJob."""
+        record = self.records.get(key)
+        if record is None or record.tool is None or self._limit(record.tool) is None:
+            return SlotsSeen()
+        others = self._users.get(record.tool, set()) - {key}
+        taken = {other for other in others if self._holds(other)}
+        ahead = sum(
+            self.records[other].in_line and self.records[other].came < record.came
+            for other in others - taken
+        )
+        return SlotsSeen(taken=len(taken), ahead=ahead)
+
+    def next_in_line(self, tool: Key | None) -> list[Key]:
+        """AgentJobs that a free slot of a tool is for."""
+        limit = self._limit(tool) if tool else None
+        if tool is None or limit is None:
+            return []
+        users = self._users.get(tool, set())
+        free = limit - sum(self._holds(user) for user in users)
+        if free <= 0:
+            return []
+        waiting = (user for user in users if self.records[user].in_line and not self._holds(user))
+        return heapq.nsmallest(free, waiting, key=lambda user: self.records[user].came)
+
+    def _limit(self, tool: Key) -> int | None:
+        known = self.tools.get(tool)
+        return known.spec.max_concurrent if known else None
+
+    def _holds(self, key: Key) -> bool:
+        return self.records[key].claimed or key in self._claiming
+
+    def _leave(self, key: Key) -> None:
+        """Take an AgentJob out of the users of its tool."""
+        known = self.records.get(key)
+        users = self._users.get(known.tool) if known and known.tool else None
+        if known and known.tool and users is not None:
+            users.discard(key)
+            if not users:
+                del self._users[known.tool]
 
     # --- Jobs and pods
 
@@ -313,3 +387,11 @@ class Cache:
         """Whom to wake for a pod. A label proves nothing; the pass goes by uids."""
         name = (meta.get("labels") or {}).get(LABEL_JOB)
         return Key(meta["namespace"], name) if name else None
+
+
+def _tool_key(spec: Mapping[str, Any], namespace: str) -> Key | None:
+    ref = spec.get("toolRef")
+    if not ref:
+        return None
+    kind = ref.get("kind") or ToolKind.AGENT_TOOL.value
+    return Key("" if kind == ToolKind.CLUSTER_AGENT_TOOL else namespace, ref["name"], kind)

@@ -73,19 +73,22 @@ class Feed:
     def agentjob(self, body: dict[str, Any], *, gone: bool = False) -> None:
         """Take in an AgentJob."""
         self._metrics.watch_events.labels("AgentJob").inc()
+        meta = body["metadata"]
         if gone:
-            meta = body["metadata"]
-            key = Key(meta["namespace"], meta["name"])
-            self.agentjob_gone(key, meta["uid"])
-        else:
-            key = self._cache.put_agentjob(body)
-            self._queue.add(key)
+            self.agentjob_gone(Key(meta["namespace"], meta["name"]), meta["uid"])
+            return
+        key = self._cache.put_agentjob(body)
+        self._queue.add(key)
         self._wake(self._cache.dependents(key))
+        self._wake(self._cache.next_in_line(self._cache.records[key].tool))
 
     def agentjob_gone(self, key: Key, uid: str) -> None:
-        """Forget a deleted AgentJob."""
+        """Forget a deleted AgentJob; who waited for it, or for its slot, is woken."""
+        record = self._cache.records.get(key)
         self._cache.drop_agentjob(key, uid)
         self._passes.forget(uid)
+        self._wake(self._cache.dependents(key))
+        self._wake(self._cache.next_in_line(record.tool if record else None))
         if key not in self._cache.records:
             self._queue.forget(key)
 
@@ -106,7 +109,7 @@ class Feed:
         self._wake([key] if key else [])
 
     def tool(self, body: dict[str, Any], *, gone: bool = False) -> None:
-        """Take in a tool. Jobs that were refused because of it have ended; nobody is woken."""
+        """Take in a tool. Jobs that it refused have ended; those in line may have more room."""
         self._metrics.watch_events.labels("Tool").inc()
         meta = body["metadata"]
         key = Key(meta.get("namespace", ""), meta["name"], body.get("kind", ToolKind.AGENT_TOOL))
@@ -117,6 +120,7 @@ class Feed:
             self._queue.add(self._cache.put_tool(body))
         except ValidationError as error:
             log.error("%s %s/%s cannot be read: %s", key.kind, key.namespace, key.name, error)
+        self._wake(self._cache.next_in_line(key))
 
     def node(self, body: dict[str, Any], *, gone: bool = False) -> None:
         """Take in a node."""

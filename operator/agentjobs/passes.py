@@ -1,5 +1,6 @@
 """One pass over one AgentJob: gather, decide, write the status once, then do the rest (R-LEVEL)."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -152,9 +153,12 @@ class Passes:
             if plan.need is None:
                 break
             seen = await self._read(seen, plan.need)
+            # Others may have taken a slot meanwhile; from here to the write nothing is awaited.
+            seen = replace(seen, slots=self._cache.slots(key))
             plan = decide(seen)
         if plan.status:
-            await self._write_status(key, record, job, plan.status)
+            with self._cache.claiming(key) if plan.status.attempts else contextlib.nullcontext():
+                await self._write_status(key, record, job, plan.status)
             for event_id in seen.outcomes:
                 self._dispatcher.settle(event_id)
         for note in plan.notes:
@@ -199,6 +203,7 @@ class Passes:
             refusal=looked_up.refusal if looked_up else None,
             refusal_known=looked_up is not None and now < looked_up.at + lately,
             dependencies=self._cache.dependencies(job),
+            slots=self._cache.slots(Key(meta.namespace, meta.name)),
             outcomes={each: found for each, found in outcomes.items() if found},
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
             written_at=self._written_at.get(meta.uid),

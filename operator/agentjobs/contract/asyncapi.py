@@ -30,13 +30,13 @@ def asyncapi_document() -> dict[str, Any]:
                 "description": "The callback.url of the start of the job.",
                 "parameters": {"callbackUrl": {"description": "URL of the receiver."}},
                 "messages": {"jobEvent": {"$ref": "#/components/messages/jobEvent"}},
-                "bindings": {"http": {"bindingVersion": "0.3.0"}},
             }
         },
         "operations": {
             "deliver": {
                 "action": "send",
                 "channel": {"$ref": "#/channels/callback"},
+                "messages": [{"$ref": "#/channels/callback/messages/jobEvent"}],
                 "summary": "Any 2xx takes the event; 410 ends its delivery; anything else is tried "
                 "again with growing pauses for 72 hours.",
                 "bindings": {"http": {"method": "POST", "bindingVersion": "0.3.0"}},

@@ -64,6 +64,32 @@ class Callback(Asked):
 class StartRequest(Asked):
     """`POST /v1/jobs`: one of `tool` and `template`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "required": ["tool"],
+                    "properties": {"tool": {"type": "string"}, "template": {"type": "null"}},
+                },
+                {
+                    "required": ["template"],
+                    "properties": {
+                        "template": {"type": "object"},
+                        "tool": {"type": "null"},
+                        "arguments": {"type": "null"},
+                    },
+                },
+            ],
+            "examples": [
+                {
+                    "tool": "crawl-site",
+                    "arguments": {"url": "https://docs.example.com/", "max_pages": 600},
+                    "deadline_seconds": 900,
+                }
+            ],
+        }
+    )
+
     tool: Label | None = None
     """Name of a tool of the catalogue."""
     arguments: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document, written from the table of operations and the models."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -21,13 +21,17 @@ REF = "#/components/schemas/{model}"
 HEADERS = {
     "Location": "Where the job is.",
     "Retry-After": "Seconds after which it makes sense to ask again.",
-    "ETag": "Names this status; give it in If-None-Match.",
+    "ETag": "Names the status of the job as of this answer; give it in If-None-Match.",
     "Idempotency-Replayed": "true where the job was there before this request.",
 }
 DESCRIPTION = f"""\
 Long tool runs as jobs with a handle. `POST /v1/jobs` answers at once with a job_id; a status is at
 most {MAX_STATUS_BYTES} bytes; a stop is honest: the status says how the job really ended; results
 come in pages; an event tells the agent runtime once that a job is over.
+
+A job is known to every replica from the answer to its start. What a replica says of it may be as
+old as its watch is late, a moment as a rule; who gives the `ETag` of an earlier answer in
+`If-None-Match` is never told anything older. Lists and `since` are as old as the watch.
 
 Refusals are problem documents (RFC 9457) whose `type` is stable.
 """
@@ -100,31 +104,52 @@ def _parameter(each: Parameter) -> dict[str, Any]:
 
 
 def _responses(each: Operation) -> dict[str, Any]:
-    success: dict[str, Any] = {"description": each.summary}
-    if each.headers:
-        success["headers"] = {
-            name: {"description": HEADERS[name], "schema": {"type": "string"}}
-            for name in each.headers
-        }
+    success: dict[str, Any] = {"description": each.summary, **_headers(each.headers)}
     if each.answer:
         schema: dict[str, Any] = {"$ref": REF.format(model=each.answer.__name__)}
         success["content"] = {each.media_type: {"schema": schema}}
     elif each.status is not HTTPStatus.NO_CONTENT:
         kind = "object" if each.media_type == "application/json" else "string"
         success["content"] = {each.media_type: {"schema": {"type": kind}}}
+    if each.id in LINKS:
+        success["links"] = {
+            name: {"operationId": target, "parameters": parameters}
+            for name, (target, parameters) in LINKS[each.id].items()
+        }
     responses = {str(each.status.value): success}
     for status in each.also:
-        responses[str(status.value)] = {"description": status.phrase}
+        responses[str(status.value)] = _also(each, status)
     problems = (*each.problems, *ANYWHERE, *(() if each.public else AUTHENTICATED))
     for status in sorted({problem.status for problem in problems}):
         if str(status.value) not in responses:
-            responses[str(status.value)] = _problem(p for p in problems if p.status is status)
+            kinds = list(dict.fromkeys(p for p in problems if p.status is status))
+            responses[str(status.value)] = _problem(status, kinds)
     return responses
 
 
-def _problem(problems: Iterable[ProblemType]) -> dict[str, Any]:
-    kinds = list(dict.fromkeys(problems))
+def _also(each: Operation, status: HTTPStatus) -> dict[str, Any]:
+    """A further answer: the same headers, and no body or a text."""
+    described = {"description": status.phrase, **_headers(each.headers)}
+    if status is not HTTPStatus.NOT_MODIFIED:
+        described["content"] = {each.media_type: {"schema": {"type": "string"}}}
+    return described
+
+
+def _problem(status: HTTPStatus, kinds: Sequence[ProblemType]) -> dict[str, Any]:
+    narrowed = {
+        "properties": {
+            "type": {"enum": [kind.uri for kind in kinds]},
+            "status": {"const": status.value},
+        }
+    }
+    schema = {"allOf": [{"$ref": REF.format(model="Problem")}, narrowed]}
     return {
         "description": "; ".join(f"{kind.title} (`{kind.uri}`)" for kind in kinds),
-        "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}},
+        **_headers(PROBLEM_HEADERS.get(status, ())),
+        "content": {MEDIA_TYPE: {"schema": schema}},
     }
+
+
+def _headers(names: Iterable[str]) -> dict[str, Any]:
+    described = {name: HEADERS[name] for name in names}
+    return {"headers": described} if described else {}

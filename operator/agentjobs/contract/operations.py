@@ -87,11 +87,11 @@ class Operation:
     """Headers of the answer that callers may rely on."""
     media_type: str = "application/json"
     also: tuple[HTTPStatus, ...] = field(default=())
-    """Further answers without a body."""
+    """Further answers: without a body (304), or with a text."""
 
 
-ANYWHERE: Final = (P.INVALID_REQUEST, P.BUSY)
-AUTHENTICATED: Final = (P.UNAUTHENTICATED, P.FORBIDDEN, P.UNAVAILABLE)
+ANYWHERE: Final = (P.INVALID_REQUEST,)
+AUTHENTICATED: Final = (P.UNAUTHENTICATED, P.FORBIDDEN, P.BUSY, P.UNAVAILABLE)
 
 NAMESPACE = Parameter(
     "namespace",
@@ -140,7 +140,7 @@ START = Operation(
         P.KEY_REUSED,
         P.QUOTA_EXCEEDED,
     ),
-    headers=("Location", "Retry-After", "Idempotency-Replayed"),
+    headers=("Location", "Retry-After", "ETag", "Idempotency-Replayed"),
 )
 LIST = Operation(
     "listJobs",
@@ -175,7 +175,8 @@ STATUS = Operation(
         Parameter(
             "If-None-Match",
             Annotated[str, StringConstraints(max_length=1024)],
-            "ETag of a status: answered 304 while it is still that one.",
+            "ETag of a status, a start or a stop: answered 304 while the status is still that one, "
+            "and never from before it, whichever replica answers.",
             In.HEADER,
         ),
     ),
@@ -192,6 +193,7 @@ STOP = Operation(
     parameters=(JOB, Parameter("reason", Reason, "Why, for the record.")),
     status=HTTPStatus.ACCEPTED,
     problems=(P.JOB_NOT_FOUND, P.ALREADY_STOPPED),
+    headers=("ETag",),
 )
 OUTPUT = Operation(
     "getJobOutput",

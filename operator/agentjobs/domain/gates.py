@@ -45,7 +45,21 @@ def dependencies(seen: Observed, _accepted: Accepted) -> Closed | None:
     return None
 
 
-GATES: tuple[Gate, ...] = (suspended, dependencies)
+def slot(seen: Observed, _accepted: Accepted) -> Closed | None:
+    """Hold the job until the tool runs less often than it may; first come, first served (R-SLOTS).
+
+    A job that has begun keeps its slot until it is over, between its attempts too.
+    """
+    limit = seen.tool.spec.max_concurrent if seen.tool else None
+    if limit is None or seen.job.status.attempts or seen.slots.taken + seen.slots.ahead < limit:
+        return None
+    tool = f"tool {seen.tool.metadata.name}" if seen.tool else "the tool"
+    message = f"waits for a slot: {tool} runs at most {limit} at once (spec.maxConcurrent)"
+    return Closed(waiting=Waiting(code=WaitingCode.SLOT, message=message))
+
+
+GATES: tuple[Gate, ...] = (suspended, dependencies, slot)
+"""The slot comes last: nobody holds one, or a place in the line, while waiting for another gate."""
 
 
 def closed_gate(seen: Observed, accepted: Accepted) -> Closed | None:

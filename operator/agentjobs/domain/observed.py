@@ -77,6 +77,16 @@ class DependencySeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsSeen:
+    """Who else uses the tool, counted from the AgentJobs themselves (R-SLOTS)."""
+
+    taken: int = 0
+    """Other jobs of the tool that have claimed an attempt and are not over."""
+    ahead: int = 0
+    """Jobs that came earlier and wait for a slot too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The input of a decision."""
 
@@ -102,6 +112,7 @@ class Observed:
     refusal_known: bool = False
     """Whether there is a refusal was looked up so lately that it need not be asked again."""
     dependencies: tuple[DependencySeen, ...] = ()
+    slots: SlotsSeen = field(default_factory=SlotsSeen)
     last_line: str | None = None
     """Last line of the tool's log; None: not read yet; empty: there is none."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)

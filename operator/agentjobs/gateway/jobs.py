@@ -119,8 +119,8 @@ class Jobs:
         reached = page[-1].version if len(found) > len(page) else self._known.position
         return Page(tuple(page), None, self._seal_position(keys, namespace, max(position, reached)))
 
-    async def stop(self, caller: Caller, text: str, reason: str) -> str:
-        """Ask for the end of a job; return its id.
+    async def stop(self, caller: Caller, text: str, reason: str) -> JobRecord:
+        """Ask for the end of a job; return it as it is then.
 
         :raises ProblemError: no such job; not allowed; stopping or over already (409).
         """
@@ -136,7 +136,7 @@ class Jobs:
                 raise _stopped_already(record)
             body = {"metadata": {"resourceVersion": str(version)}, "spec": {"stop": stop}}
             try:
-                self._known.wrote(await self._kube.patch(AGENTJOBS, *name, body))
+                written = await self._kube.patch(AGENTJOBS, *name, body)
             except ConflictError:
                 # It was changed since it was seen, maybe by another stop: the first one stays.
                 record = await self._read(name)
@@ -148,7 +148,8 @@ class Jobs:
                     ProblemType.FORBIDDEN, str(error.status.get("message") or "")
                 ) from error
             else:
-                return text
+                self._known.wrote(written)
+                return record_of(written)
         raise try_later(ProblemType.BUSY, "the job changes too quickly; ask again")
 
     async def result(
@@ -163,9 +164,10 @@ class Jobs:
         if record.over and record.state is not State.DONE:
             raise _no_result(record)
         # What a job handed in is read when it is asked for: few ask, and it can be large.
-        job = AgentJob.from_json(await self._get(name))
+        body = await self._get(name)
+        job = AgentJob.from_json(body)
         if state_of(job) is not State.DONE:
-            raise _no_result(record)
+            raise _no_result(record_of(body))
         kept = job.status.result
         content = (kept.text or "").encode() if kept else b""
         purpose = f"result {job.metadata.uid}"

@@ -114,6 +114,8 @@ class KnownJobs:
         name = Name(meta["namespace"], meta["name"])
         known = self.get(name)
         if known and known.version >= int(meta["resourceVersion"]):
+            # A write of our own, which the watch shows only now to who follows changes.
+            self.namespaces.tell(name.namespace)
             return
         try:
             record = record_of(body)

@@ -193,7 +193,11 @@ class Gateway:
             self._sealing, call.caller, namespace, call.values[KEY], call.body
         )
         this = job_id(*outcome.record.name)
-        headers = {"Location": f"/v1/jobs/{this}", "Retry-After": str(RETRY_AFTER_START)}
+        headers = {
+            "Location": f"/v1/jobs/{this}",
+            "Retry-After": str(RETRY_AFTER_START),
+            "ETag": outcome.record.etag,
+        }
         if outcome.repeated:
             headers["Idempotency-Replayed"] = "true"
         return answer(Started(job_id=this, status=outcome.record.state), 202, headers)
@@ -233,10 +237,11 @@ class Gateway:
         return answer(record.body, headers=headers)
 
     async def _stop(self, call: Call) -> web.Response:
-        this = await self._jobs.stop(
+        record = await self._jobs.stop(
             call.caller, call.values["job_id"], call.values.get("reason", "")
         )
-        return answer(Stopped(job_id=this, status=State.STOPPING), 202)
+        stopped = Stopped(job_id=call.values["job_id"], status=State.STOPPING)
+        return answer(stopped, 202, {"ETag": record.etag})
 
     async def _output(self, call: Call) -> web.Response:
         return answer(

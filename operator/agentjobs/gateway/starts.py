@@ -12,7 +12,7 @@ from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.contract.calls import Fault, StartRequest
 from agentjobs.contract.problems import ProblemType
-from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.errors import AgentJobError, InvalidSpecError
 from agentjobs.domain.idempotency import job_name, payload_of_request, payload_of_spec
 from agentjobs.domain.jobids import parse_job_id
 from agentjobs.domain.observed import Policy
@@ -104,17 +104,14 @@ class Starts:
             found = await self._read(name)
             if found:
                 return _same(found, request)
-        start = await self._checked(caller, name, request)
         try:
-            body = agentjob_of(start, self._policy, datetime.now(UTC))
-        except InvalidArgumentsError as error:
-            raise ProblemError(
-                ProblemType.INVALID_ARGUMENTS,
-                f"tool {request.tool} does not take these arguments",
-                faults=error.faults,
-            ) from error
-        except InvalidSpecError as error:
-            raise ProblemError(ProblemType.UNRUNNABLE, str(error)) from error
+            body = await self._agentjob(caller, name, request)
+        except ProblemError:
+            # What another replica has started is found, whatever became of its tool since.
+            found = await self._read(name)
+            if found:
+                return _same(found, request)
+            raise
         return await self._create(name, body, request)
 
     def tool(self, namespace: str, name: str) -> tuple[AgentTool, ToolKind] | None:
@@ -145,6 +142,23 @@ class Starts:
         await self._reviews.require(caller, Right("create", "agentjobs", namespace))
         if request.template is not None:
             await self._reviews.require(caller, Right("create", "jobs", namespace, group="batch"))
+
+    async def _agentjob(self, caller: Caller, name: Name, request: StartRequest) -> dict[str, Any]:
+        """The AgentJob to create.
+
+        :raises ProblemError: the caller may not start it, or it could never run.
+        """
+        start = await self._checked(caller, name, request)
+        try:
+            return agentjob_of(start, self._policy, datetime.now(UTC))
+        except InvalidArgumentsError as error:
+            raise ProblemError(
+                ProblemType.INVALID_ARGUMENTS,
+                f"tool {request.tool} does not take these arguments",
+                faults=error.faults,
+            ) from error
+        except InvalidSpecError as error:
+            raise ProblemError(ProblemType.UNRUNNABLE, str(error)) from error
 
     async def _checked(self, caller: Caller, name: Name, request: StartRequest) -> Start:
         """Check what depends on other objects.
@@ -204,11 +218,17 @@ class Starts:
                 found = await self._read(name)
                 if found:
                     return _same(found, request)
-                error: Exception | None = None
+                error: AgentJobError | None = None
             except UnavailableError as unavailable:
                 error = unavailable
             except KubeError as refusal:
-                self._refused(name.namespace, refusal)
+                # It may be there already, and the reason younger: a quota that it has filled.
+                found = await self._read(name)
+                if found:
+                    return _same(found, request)
+                if not _passes(refusal):
+                    self._refused(name.namespace, refusal)
+                error = refusal
             else:
                 self._jobs.wrote(made)
                 return Outcome(record_of(made), repeated=False)
@@ -244,6 +264,11 @@ class Starts:
             ) from refusal
         kind = ProblemType.FORBIDDEN if refusal.code == 403 else ProblemType.UNRUNNABLE  # noqa: PLR2004
         raise ProblemError(kind, message) from refusal
+
+
+def _passes(refusal: KubeError) -> bool:
+    """Whether a refusal passes by itself: a quota that is new and not counted yet."""
+    return "status unknown for quota" in str(refusal.status.get("message") or "")
 
 
 def _same(body: dict[str, Any], request: StartRequest) -> Outcome:
