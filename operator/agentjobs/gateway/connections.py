@@ -1,33 +1,53 @@
 """Connections of strangers: who connects and says nothing, or nonsense, is shown out."""
 
 import asyncio
+import logging
+import resource
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import EMPTY_PAYLOAD
 from typing_extensions import override
 
 from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.problems import ProblemError
 
+log = logging.getLogger(__name__)
 HEAD_SECONDS = 10.0
 """How long the head of the first request may take."""
+HEAD_BYTES = 32 * 1024
+"""What the head of a request may hold; a single line of it, a quarter of that."""
 KEEPALIVE_SECONDS = 75.0
+WRITE_SECONDS = 30.0
+"""How long a client may take to read an answer that the kernel cannot hold for it."""
+LINGER_SECONDS = 2.0
+"""How long the rest of a refused body is read, so that the client gets to see the answer."""
+READ_BYTES = 16 * 1024
+"""What is read ahead of a body, or of requests that follow one that is under way."""
 MAX_CONNECTIONS = 8192
+SPARE_FILES = 256
+"""Open files that are no connections of callers."""
 BACKLOG = 512
 
 
 class _Connection(web.RequestHandler):
-    """One connection, which must begin a request in time."""
+    """One connection, on which everything must happen in time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_time: asyncio.TimerHandle | None = None
+        self._written_in_time: asyncio.TimerHandle | None = None
+        self._body: Any = EMPTY_PAYLOAD
+        self._head_bytes = 0
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        # Whatever the kernel does not take is waited for, and not for ever.
+        cast("asyncio.Transport", transport).set_write_buffer_limits(high=1, low=0)
         loop = asyncio.get_running_loop()
         self._in_time = loop.call_later(HEAD_SECONDS, self.force_close)
 
@@ -38,9 +58,42 @@ class _Connection(web.RequestHandler):
             self._in_time = None
 
     @override
+    def data_received(self, data: bytes) -> None:
+        requests = self._request_count
+        super().data_received(data)
+        if self._request_count > requests:
+            if not self._body.is_eof():
+                # Nothing can follow a body before its end: the parser gave up within it.
+                self._body.set_exception(web.RequestPayloadError("it is broken"))
+            _, self._body = self._messages[-1]
+            self._head_bytes = 0
+        elif self._body.is_eof():
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self.force_close()
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.transport:
+            loop = asyncio.get_running_loop()
+            self._written_in_time = loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    @override
+    def resume_writing(self) -> None:
+        self._stop_watch()
+        super().resume_writing()
+
+    @override
     def connection_lost(self, exc: BaseException | None) -> None:
         self.begun()
+        self._stop_watch()
         super().connection_lost(exc)
+
+    def _stop_watch(self) -> None:
+        if self._written_in_time:
+            self._written_in_time.cancel()
+            self._written_in_time = None
 
     @override
     def handle_error(
@@ -51,13 +104,32 @@ class _Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is no HTTP: a problem document, and the end of the connection."""
-        if exc is not None and status >= 500:  # noqa: PLR2004
-            response = super().handle_error(request, status, exc, message)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun already")
+        if status >= 500:  # noqa: PLR2004
+            log.error("a request broke before it was handled", exc_info=exc)
+            response = ProblemError(ProblemType.INTERNAL, "see the gateway's log").response()
         else:
-            detail = "it is not HTTP/1.1 as RFC 9112 has it"
-            response = ProblemError(ProblemType.INVALID_REQUEST, detail).response()
+            response = _not_http().response()
         response.force_close()
         return response
+
+    @override
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp refuses before it asks the application (an Expect that it does not know)."""
+        if isinstance(resp, web.HTTPException):
+            resp = ProblemError(ProblemType.INVALID_REQUEST, resp.text or resp.reason).response()
+            resp.force_close()
+        return await super().finish_response(request, resp, start_time)
+
+    @override
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Do not tell of broken bodies: aiohttp quotes them."""
+        error = kw.get("exc_info")
+        if not isinstance(error, web.RequestPayloadError | HttpProcessingError | ConnectionError):
+            super().log_exception(*args, **kw)
 
 
 class _Refusal(asyncio.Protocol):
@@ -72,10 +144,15 @@ class _Refusal(asyncio.Protocol):
 async def note_begin(
     request: web.Request, handler: Callable[[web.Request], Any]
 ) -> web.StreamResponse:
-    """Tell a connection that its request has begun."""
+    """Tell a connection that its request has begun; take no head that is too large."""
     if isinstance(request.protocol, _Connection):
         request.protocol.begun()
-    response: web.StreamResponse = await handler(request)
+    response: web.StreamResponse
+    if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_BYTES:
+        response = _not_http(f"; its headers may have {HEAD_BYTES} bytes").response()
+        response.force_close()
+        return response
+    response = await handler(request)
     return response
 
 
@@ -88,8 +165,12 @@ class Listener:
         :param patience: seconds that requests have to end when we do.
         """
         app.middlewares.insert(0, note_begin)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=patience)
+        self._patience = patience
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=patience, handler_cancellation=True
+        )
         self._servers: list[asyncio.Server] = []
+        self._most = min(MAX_CONNECTIONS, _allow_files() - SPARE_FILES)
 
     async def start(self, host: str, ports: tuple[int, ...], tls: ssl.SSLContext | None) -> None:
         """Listen.
@@ -111,18 +192,44 @@ class Listener:
             )
 
     async def stop(self) -> None:
-        """Take no more connections; let what is under way end."""
+        """Take no more connections; let what is under way end, as long as we have patience."""
         for server in self._servers:
             server.close()
-        await self._runner.cleanup()
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._runner.cleanup()
+        except TimeoutError:
+            log.warning("some requests did not end within %.0f s", self._patience)
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server
-        if server is None or len(server.connections) >= MAX_CONNECTIONS:
+        if server is None or len(server.connections) >= self._most:
             return _Refusal()
         return _Connection(
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=KEEPALIVE_SECONDS,
             access_log=None,
+            lingering_time=LINGER_SECONDS,
+            read_bufsize=READ_BYTES,
+            # A body that is compressed is refused, not inflated.
+            auto_decompress=False,
         )
+
+
+def _not_http(more: str = "") -> ProblemError:
+    return ProblemError(ProblemType.INVALID_REQUEST, f"it is not HTTP/1.1 as RFC 9112 has it{more}")
+
+
+def _allow_files() -> int:
+    """Let this process open as many files as it needs, if it may; return how many that are.
+
+    1024 is the usual limit for the sake of select(), which is not used here.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + SPARE_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

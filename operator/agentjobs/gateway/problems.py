@@ -39,11 +39,15 @@ class ProblemError(AgentJobError):
 
     def response(self) -> web.Response:
         """The problem document."""
-        return web.Response(
+        response = web.Response(
             body=codec.dumps(self.problem.to_json()),
             status=self.kind.status,
             headers={"Cache-Control": "no-store", **self.headers, "Content-Type": MEDIA_TYPE},
         )
+        if "Connection" in self.headers:
+            # Saying so is not enough for aiohttp.
+            response.force_close()
+        return response
 
 
 def try_later(kind: ProblemType, detail: str, seconds: float = 1) -> ProblemError:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,13 @@ MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 10.0
 MAX_BUSY = 512
 """Requests that are worked on at once; beyond it callers are asked to come back."""
+MAX_BUSY_EACH = 384
+"""Of one caller: slow bodies of one must leave room for the others."""
 MAX_WAITING = 5000
 """Long polls at once."""
 MAX_WAITING_EACH = 2000
 """Long polls of one caller at once."""
+CLOSE = {"Connection": "close"}
 NO_STORE = {"Cache-Control": "no-store"}
 SAFE = {**NO_STORE, "X-Content-Type-Options": "nosniff"}
 
@@ -50,6 +53,42 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 NOBODY = Caller("")
 
 
+class Room:
+    """Room for so many at once under each key."""
+
+    def __init__(self, limit: int, refusal: str, seconds: float = 1) -> None:
+        """Prepare.
+
+        :param refusal: what callers are told for whom there is no room,
+        :param seconds: and when they may come again.
+        """
+        self._limit = limit
+        self._refusal = refusal
+        self._seconds = seconds
+        self._taken: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def place(self, key: str = "") -> Iterator[None]:
+        """Take one place.
+
+        :raises ProblemError: there is none.
+        """
+        if self._taken[key] >= self._limit:
+            raise try_later(ProblemType.BUSY, self._refusal, self._seconds)
+        self._taken[key] += 1
+        try:
+            yield
+        finally:
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+
+
+TOO_BUSY = "too many requests are under way"
+TOO_MANY_WAIT = "too many requests wait; ask without wait"
+WAIT_RETRY_SECONDS = 5
+
+
 class Server:
     """Serves handlers under their operations."""
 
@@ -63,8 +102,12 @@ class Server:
         self._reviews = reviews
         self._metrics = metrics
         self._not_ready = not_ready
-        self._busy = 0
-        self._waiting: Counter[str] = Counter()
+        self._busy = Room(MAX_BUSY, TOO_BUSY)
+        self._busy_each = Room(MAX_BUSY_EACH, TOO_BUSY)
+        self._waiting = Room(MAX_WAITING, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
+        self._waiting_each = Room(MAX_WAITING_EACH, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
+        self.ending = False
+        """Set when nobody should stay connected any more."""
         self.app = web.Application(
             middlewares=[self._render_problems], client_max_size=MAX_BODY_BYTES
         )
@@ -88,43 +131,30 @@ class Server:
     ) -> web.StreamResponse:
         if operation.public:
             return await handler(Call(NOBODY, _values(operation, request), None))
-        with self._place_for_one():
-            reason = self._not_ready()
-            if reason:
+        # Who hangs up does not break off what was begun, and keeps the place until it is over.
+        call, response = await asyncio.shield(self._work(operation, handler, request))
+        if response is not None:
+            return response
+        who = call.caller.name
+        # Waiting ends with the connection: who comes again and again must not wait many times.
+        in_progress = self._metrics.waiting.track_inprogress()
+        with self._waiting.place(), self._waiting_each.place(who), in_progress:
+            return await handler(call)
+
+    async def _work(
+        self, operation: Operation, handler: Handler, request: web.Request
+    ) -> tuple[Call, web.StreamResponse | None]:
+        """Understand a request and answer it, unless it has to wait."""
+        with self._busy.place():
+            if self._not_ready():
                 raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
             header = request.headers.get("Authorization", "")
             caller = await self._reviews.authenticate(header, secure=request.secure)
-            values = _values(operation, request)
-            body = await _body(operation.body, request) if operation.body else None
-            call = Call(caller, values, body)
-            if not values.get("wait"):
-                return await handler(call)
-        with self._place_to_wait(caller):
-            return await handler(call)
-
-    @contextlib.contextmanager
-    def _place_for_one(self) -> Any:
-        if self._busy >= MAX_BUSY:
-            raise try_later(ProblemType.BUSY, "too many requests are under way")
-        self._busy += 1
-        try:
-            yield
-        finally:
-            self._busy -= 1
-
-    @contextlib.contextmanager
-    def _place_to_wait(self, caller: Caller) -> Any:
-        if self._waiting.total() >= MAX_WAITING or self._waiting[caller.name] >= MAX_WAITING_EACH:
-            raise try_later(ProblemType.BUSY, "too many requests wait; ask without wait", 5)
-        self._waiting[caller.name] += 1
-        self._metrics.waiting.inc()
-        try:
-            yield
-        finally:
-            self._metrics.waiting.dec()
-            self._waiting[caller.name] -= 1
-            if not self._waiting[caller.name]:
-                del self._waiting[caller.name]
+            with self._busy_each.place(caller.name):
+                values = _values(operation, request)
+                body = await _body(operation.body, request) if operation.body else None
+                call = Call(caller, values, body)
+                return call, None if values.get("wait") else await handler(call)
 
     @web.middleware
     async def _render_problems(
@@ -137,22 +167,28 @@ class Server:
         except web.HTTPException as error:
             response = _from_aiohttp(error).response()
         except UnavailableError as error:
-            log.warning("%s %s: %s", request.method, request.path, error)
+            log.warning("%s: %s", _operation(request), error)
             response = try_later(
                 ProblemType.UNAVAILABLE, "the API server does not answer", error.retry_after or 1
             ).response()
         except AgentJobError as error:
             # What the API server denies us is no business of the caller's.
-            log.error("%s %s: %s", request.method, request.path, error)
+            log.error("%s: %s", _operation(request), error)
             response = try_later(
                 ProblemType.UNAVAILABLE, "the gateway is not set up rightly; see its log", 10
             ).response()
         except Exception:
-            log.exception("%s %s broke", request.method, request.path)
+            log.exception("%s broke", _operation(request))
             response = ProblemError(ProblemType.INTERNAL, "see the gateway's log").response()
-        operation = request.get("operation", "none")
-        self._metrics.requests.labels(operation, str(response.status)).inc()
+        if self.ending:
+            response.force_close()
+        self._metrics.requests.labels(_operation(request), str(response.status)).inc()
         return response
+
+
+def _operation(request: web.Request) -> str:
+    """What is asked for, in our own words: a path is the caller's, and logs are read by others."""
+    return str(request.get("operation", "none"))
 
 
 def answer(
@@ -219,12 +255,7 @@ async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
 
     :raises ProblemError: too large, too slow, no JSON, or not of the model's shape.
     """
-    if request.content_type != "application/json":
-        raise ProblemError(
-            ProblemType.UNSUPPORTED_MEDIA_TYPE, "send Content-Type: application/json"
-        )
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, "send the body uncompressed")
+    _check_headers(request)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await request.read()
@@ -232,7 +263,11 @@ async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
         raise ProblemError(
             ProblemType.TIMEOUT,
             f"the body did not arrive within {BODY_SECONDS:.0f} s",
-            headers={"Connection": "close"},
+            headers=CLOSE,
+        ) from error
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise ProblemError(
+            ProblemType.INVALID_REQUEST, "the body is broken off", headers=CLOSE
         ) from error
     try:
         value = codec.parse(raw)
@@ -258,6 +293,24 @@ async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
         ) from error
 
 
+def _check_headers(request: web.Request) -> None:
+    """Refuse a body for what is said of it.
+
+    :raises ProblemError: not JSON, not UTF-8, compressed, too large.
+    """
+    wrong = ""
+    if request.content_type != "application/json":
+        wrong = "send Content-Type: application/json"
+    elif (request.charset or "utf-8").lower() != "utf-8":
+        wrong = "send JSON in UTF-8"
+    elif request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        wrong = "send the body uncompressed"
+    if wrong:
+        raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, wrong)
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise _too_large()
+
+
 def _pointer(place: tuple[int | str, ...]) -> str:
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in place)
 
@@ -266,13 +319,17 @@ def _invalid(detail: str) -> ProblemError:
     return ProblemError(ProblemType.INVALID_REQUEST, detail)
 
 
+def _too_large() -> ProblemError:
+    return ProblemError(
+        ProblemType.BODY_TOO_LARGE,
+        f"at most {MAX_BODY_BYTES} bytes; pass large data by reference",
+        headers=CLOSE,
+    )
+
+
 def _from_aiohttp(error: web.HTTPException) -> ProblemError:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return ProblemError(
-            ProblemType.BODY_TOO_LARGE,
-            f"at most {MAX_BODY_BYTES} bytes; pass large data by reference",
-            headers={"Connection": "close"},
-        )
+        return _too_large()
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return ProblemError(ProblemType.METHOD_NOT_ALLOWED, allowed, headers={"Allow": allowed})
