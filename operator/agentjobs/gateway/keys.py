@@ -1,6 +1,7 @@
 """The gateway's own keys: one that names jobs and is never changed, one that seals cursors."""
 
 import base64
+import binascii
 import contextlib
 import logging
 import secrets
@@ -9,16 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentjobs.domain.errors import AgentJobError
+from agentjobs.gateway.expiring import Expiring
 from agentjobs.kube import SECRETS, ConflictError, Kube, NotFoundError
 
 log = logging.getLogger(__name__)
 SECRET = "agentjobs-gateway-keys"  # noqa: S105 - a name
 NAME, STATE, OLD_STATE = "name", "state", "state-previous"
 KEY_BYTES = 32
+REREAD_SECONDS = 5.0
+"""How often the keys are read again at most, when a cursor does not open."""
 
 
-class MissingKeyError(AgentJobError):
-    """The name key is gone while jobs that were named by it exist."""
+class UnusableKeysError(AgentJobError):
+    """The Secret cannot be used as it is; the message says why, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +35,106 @@ class Keys:
     """Seal cursors, the newest first. They can be changed: old cursors are refused then."""
 
 
+def keys_of(secret: Mapping[str, Any], where: str) -> Keys:
+    """Read a Secret that has a name key.
+
+    :param where: what the Secret is called.
+    :raises UnusableKeysError: a key is no key.
+    """
+    data = secret.get("data") or {}
+    found: dict[str, bytes] = {}
+    for name in (NAME, STATE, OLD_STATE):
+        try:
+            key = base64.b64decode(data.get(name) or "", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise UnusableKeysError(f"{where}: field {name} is not base64") from error
+        if key and len(key) < KEY_BYTES:
+            raise UnusableKeysError(
+                f"{where}: field {name} has {len(key)} bytes; a key has {KEY_BYTES} or more. "
+                "Restore the Secret from a backup"
+            )
+        found[name] = key
+    state = tuple(key for key in (found[STATE], found[OLD_STATE]) if key)
+    # Without one it is derived, so that all replicas have the same without a write.
+    return Keys(name=found[NAME], state=state or (b"state\0" + found[NAME],))
+
+
 async def load_keys(kube: Kube, namespace: str, *, jobs_exist: bool) -> Keys:
     """Read the keys, or make them if there are none; two first starts end with the same ones.
 
     :param jobs_exist: whether there are AgentJobs that were named by a key.
-    :raises MissingKeyError: a new name key would start jobs twice.
+    :raises UnusableKeysError: a new name key would start jobs twice; or what is there is no key.
     """
+    where = f"Secret {namespace}/{SECRET}"
     secret: Mapping[str, Any] = {}
     with contextlib.suppress(NotFoundError):
         secret = await kube.get(SECRETS, namespace, SECRET)
-    if not (secret.get("data") or {}).get(NAME):
+    if not _has(secret, NAME):
         if jobs_exist:
-            raise MissingKeyError(
-                f"Secret {namespace}/{SECRET} has no field {NAME}, and AgentJobs with "
+            raise UnusableKeysError(
+                f"{where} has no field {NAME}, and AgentJobs with "
                 "spec.idempotency exist: with a new key a repeated start would run twice. "
                 "Restore the Secret from a backup, or delete these AgentJobs"
             )
         secret = await _make(kube, namespace, secret)
-    return _keys(secret)
+        if not _has(secret, NAME):
+            raise UnusableKeysError(f"{where} has no field {NAME}")
+    return keys_of(secret, where)
+
+
+class KeyRing:
+    """The keys in use. The name key stays what it was; state keys can be changed meanwhile."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._where = f"Secret {namespace}/{SECRET}"
+        self._latest: Expiring[str, Keys | None] = Expiring(lambda _: REREAD_SECONDS, 1)
+        self.keys: Keys | None = None
+        """None until they were loaded."""
+
+    async def load(self, *, jobs_exist: bool) -> None:
+        """Read or make them, for the first time.
+
+        :raises UnusableKeysError: they cannot be used.
+        """
+        self.keys = await load_keys(self._kube, self._namespace, jobs_exist=jobs_exist)
+
+    async def refresh(self) -> bool:
+        """Take in state keys that were changed; return whether they were.
+
+        What cannot be read or used leaves the keys as they are.
+        """
+        latest = await self._latest.get("", self._read)
+        if latest is None or self.keys is None or latest.state == self.keys.state:
+            return False
+        self.keys = Keys(self.keys.name, latest.state)
+        log.info("the keys that seal cursors were changed: %s", self._where)
+        return True
+
+    async def _read(self) -> Keys | None:
+        try:
+            latest = keys_of(await self._kube.get(SECRETS, self._namespace, SECRET), self._where)
+        except AgentJobError as error:
+            log.warning("the keys cannot be read again: %s", error)
+            return None
+        if self.keys and latest.name != self.keys.name:
+            # A replica that starts now gives other names, and a repeated start runs twice.
+            log.error(
+                "%s: field %s is not what it was when this process began; restore it from a backup",
+                self._where,
+                NAME,
+            )
+            return None
+        return latest
+
+
+def _has(secret: Mapping[str, Any], name: str) -> bool:
+    return bool((secret.get("data") or {}).get(name))
 
 
 async def _make(kube: Kube, namespace: str, secret: Mapping[str, Any]) -> Mapping[str, Any]:
-    data = {NAME: _new(), STATE: _new()}
+    data = {name: _new() for name in (NAME, STATE) if not _has(secret, name)}
     try:
         if secret:
             # Somebody emptied it. Conditional, since another replica may do the same.
@@ -76,13 +158,3 @@ async def _make(kube: Kube, namespace: str, secret: Mapping[str, Any]) -> Mappin
 
 def _new() -> str:
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
-
-
-def _keys(secret: Mapping[str, Any]) -> Keys:
-    data = secret.get("data") or {}
-    name = base64.b64decode(data[NAME])
-    state = [base64.b64decode(data[field]) for field in (STATE, OLD_STATE) if data.get(field)]
-    if not state:
-        # Derived, so that all replicas have the same one without a write.
-        state = [b"state\0" + name]
-    return Keys(name=name, state=tuple(state))

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import signal
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -27,7 +28,7 @@ from agentjobs.gateway.connections import Listener
 from agentjobs.gateway.expiring import Expiring
 from agentjobs.gateway.inputs import Inputs
 from agentjobs.gateway.jobs import Filter, Jobs, Page
-from agentjobs.gateway.keys import Keys, load_keys
+from agentjobs.gateway.keys import KeyRing, Keys
 from agentjobs.gateway.known import KnownInputs, KnownJobs, KnownTools
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reflector import Reflector
@@ -48,7 +49,10 @@ from agentjobs.metrics import OPEN_METRICS, GatewayMetrics
 from agentjobs.settings import GatewaySettings, SettingsError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 RETRY_SECONDS = 2.0
+KEYS_SECONDS = 60.0
+"""How often the keys that seal cursors are read again."""
 RETRY_AFTER_START = 2
 """Seconds after which a client that polls asks for the first time."""
 SIGNING_KEYS = "agentjobs-signing-key"
@@ -69,9 +73,8 @@ class Gateway:
         self._settings = settings
         self._kube = kube
         self._metrics = metrics
-        self._keys: Keys | None = None
+        self._keys = KeyRing(kube, settings.namespace)
         self._unready = "no contact with the API server yet"
-        self._draining = False
         self._known = KnownJobs()
         own, wide = KnownTools(ToolKind.AGENT_TOOL), KnownTools(ToolKind.CLUSTER_AGENT_TOOL)
         inputs = KnownInputs()
@@ -139,7 +142,7 @@ class Gateway:
     async def _end(self, listener: Listener) -> None:
         """Serve on until nobody is sent here any more, then finish what was accepted."""
         log.info("ending")
-        self._draining = True
+        self._server.ending = True
         self._known.close()
         await asyncio.sleep(self._settings.drain_seconds)
         await listener.stop()
@@ -148,18 +151,20 @@ class Gateway:
     async def _get_ready(self) -> None:
         for each in self._reflectors:
             await each.synced.wait()
-        while self._keys is None:
+        while self._keys.keys is None:
             try:
-                exist = self._known.any_named_by_key
-                self._keys = await load_keys(self._kube, self._settings.namespace, jobs_exist=exist)
-            except (AgentJobError, ValueError) as error:
+                await self._keys.load(jobs_exist=self._known.any_named_by_key)
+            except AgentJobError as error:
                 if str(error) != self._unready:
                     log.error("not ready: %s", error)
                 self._unready = str(error)
                 await asyncio.sleep(RETRY_SECONDS)
         self._unready = ""
         log.info("ready; %d AgentJobs are known", len(self._known))
-        await asyncio.Event().wait()
+        while True:
+            # A state key that was taken away must not go on sealing here.
+            await asyncio.sleep(KEYS_SECONDS)
+            await self._keys.refresh()
 
     # --- the calls
 
@@ -183,9 +188,21 @@ class Gateway:
 
     @property
     def _sealing(self) -> Keys:
-        if self._keys is None:  # pragma: no cover - nobody is served before
+        if self._keys.keys is None:  # pragma: no cover - nobody is served before
             raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
-        return self._keys
+        return self._keys.keys
+
+    async def _with_cursor(self, read: Callable[[Keys], Awaitable[T]]) -> T:
+        """Read with the keys that we have, and if a cursor is not theirs, with those of now.
+
+        Another replica may have sealed it under a state key that was changed since.
+        """
+        try:
+            return await read(self._sealing)
+        except ProblemError as error:
+            if error.kind is not ProblemType.INVALID_CURSOR or not await self._keys.refresh():
+                raise
+        return await read(self._sealing)
 
     async def _start(self, call: Call) -> web.Response:
         namespace = _namespace(call, call.body.namespace)
@@ -207,22 +224,26 @@ class Gateway:
         namespace = _namespace(call)
         wanted = Filter(values.get("status"), values.get("tool"))
         if "since" in values:
-            page = await self._jobs.changes(
-                self._sealing,
-                call.caller,
-                namespace,
-                wanted,
-                since=values["since"],
-                wait=values.get("wait", 0),
+            page = await self._with_cursor(
+                lambda keys: self._jobs.changes(
+                    keys,
+                    call.caller,
+                    namespace,
+                    wanted,
+                    since=values["since"],
+                    wait=values.get("wait", 0),
+                )
             )
         else:
-            page = await self._jobs.page(
-                self._sealing,
-                call.caller,
-                namespace,
-                wanted,
-                limit=values.get("limit", DEFAULT_PAGE_JOBS),
-                cursor=values.get("cursor", ""),
+            page = await self._with_cursor(
+                lambda keys: self._jobs.page(
+                    keys,
+                    call.caller,
+                    namespace,
+                    wanted,
+                    limit=values.get("limit", DEFAULT_PAGE_JOBS),
+                    cursor=values.get("cursor", ""),
+                )
             )
         return answer(_page(page))
 
@@ -244,25 +265,26 @@ class Gateway:
         return answer(stopped, 202, {"ETag": record.etag})
 
     async def _output(self, call: Call) -> web.Response:
-        return answer(
-            await self._jobs.output(
-                self._sealing,
-                call.caller,
-                call.values["job_id"],
-                cursor=call.values.get("cursor", ""),
+        values = call.values
+        page = await self._with_cursor(
+            lambda keys: self._jobs.output(
+                keys, call.caller, values["job_id"], cursor=values.get("cursor", "")
             )
         )
+        return answer(page)
 
     async def _result(self, call: Call) -> web.Response:
-        return answer(
-            await self._jobs.result(
-                self._sealing,
+        values = call.values
+        page = await self._with_cursor(
+            lambda keys: self._jobs.result(
+                keys,
                 call.caller,
-                call.values["job_id"],
-                cursor=call.values.get("cursor", ""),
-                limit=call.values.get("limit", MAX_PAGE_BYTES),
+                values["job_id"],
+                cursor=values.get("cursor", ""),
+                limit=values.get("limit", MAX_PAGE_BYTES),
             )
         )
+        return answer(page)
 
     async def _open_inputs(self, call: Call) -> web.Response:
         found = await self._inputs.open(call.caller, call.values["job_id"])
@@ -299,7 +321,7 @@ class Gateway:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: Call) -> web.Response:
-        reason = "ending" if self._draining else self._unready
+        reason = "ending" if self._server.ending else self._unready
         return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
 
     async def _show_metrics(self, _: Call) -> web.Response:
@@ -337,7 +359,8 @@ def _certificate(settings: GatewaySettings) -> Certificate | None:
         return Certificate(Path(settings.tls_certificate), Path(settings.tls_key))
     except (OSError, ssl.SSLError) as error:
         raise SettingsError(
-            f"AGENTJOBS_TLS_CERTIFICATE={settings.tls_certificate}: {error}"
+            f"AGENTJOBS_TLS_CERTIFICATE={settings.tls_certificate}, "
+            f"AGENTJOBS_TLS_KEY={settings.tls_key}: {error}"
         ) from error
 
 
