@@ -159,13 +159,17 @@ class Access:
 class Kube:
     """A connection to one API server. Use as an async context manager."""
 
-    def __init__(self, access: Access, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self, access: Access, connections: int = CONNECTIONS, seconds: float = TOTAL_SECONDS
+    ) -> None:
         """Prepare.
 
         :param connections: how many requests may be under way at once, watches included.
+        :param seconds: how long a request may take, the wait for its turn included.
         """
         self.access = access
         self._connections = connections
+        self._seconds = seconds
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -173,7 +177,7 @@ class Kube:
             connector=aiohttp.TCPConnector(
                 limit=self._connections, ssl=self.access.tls() or True, keepalive_timeout=60
             ),
-            timeout=aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS),
         )
         return self
 

@@ -25,6 +25,8 @@ GC_THRESHOLDS = (50_000, 50, 1000)
 RETRY_SECONDS = 1.0
 GATEWAY_CONNECTIONS = 128
 """To the API server: one for each start or review that is under way."""
+GATEWAY_SECONDS = 10.0
+"""A caller who waits for an API server that hangs is better told to come again."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,7 +81,7 @@ async def run_gateway(settings: GatewaySettings, access: Access) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     codec.allow_depth()
     destinations = _destinations(settings, access)
-    async with Kube(access, GATEWAY_CONNECTIONS) as kube:
+    async with Kube(access, GATEWAY_CONNECTIONS, GATEWAY_SECONDS) as kube:
         return await Gateway(settings, kube, GatewayMetrics(), destinations).run()
 
 

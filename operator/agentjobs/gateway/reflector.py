@@ -60,8 +60,9 @@ class Reflector:
                 version = ""
             except AgentJobError as error:
                 log.warning("%s cannot be followed: %s", self._resource.plural, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LARGEST_PAUSE)
+            # Also after a watch that has just ended: one that ends at once must not be a storm.
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LARGEST_PAUSE)
 
     async def _list(self) -> str:
         uids: set[str] = set()

@@ -1,6 +1,7 @@
 """Who calls, and what they may do: asked of the API server, never decided here (R-AUTH)."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ AUDIENCE = "agentjobs"
 ALLOWED_SECONDS = 10.0
 DENIED_SECONDS = 5.0
 REMEMBERED = 10_000
-LONGEST_TOKEN = 16 * 1024
+TOKEN = re.compile(r"[\x21-\x7e]{1,16384}")
 SERVICE_ACCOUNT = "system:serviceaccount:"
 AGENTJOBS = "agentjobs.dev"
 
@@ -98,10 +99,10 @@ class Reviews:
         """
         scheme, _, token = header.partition(" ")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
+        if scheme.lower() != "bearer" or not TOKEN.fullmatch(token):
             raise _unauthenticated()
         users = self._user_tokens and secure
-        key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest(), users
+        key = hashlib.sha256(token.encode()).digest(), users
         identity = await self._identities.get(key, lambda: self._review_token(token, users=users))
         if identity.caller is None:
             raise _unauthenticated()
