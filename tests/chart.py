@@ -51,3 +51,14 @@ def only(documents: list[Document], kind: str, name: str = "") -> Document:
         if document["kind"] == kind and name in {"", document["metadata"]["name"]}
     ]
     return found
+
+
+def rights(documents: list[Document], kind: str, name: str) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of everything that a role allows."""
+    return {
+        (group, resource, verb)
+        for rule in only(documents, kind, name)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }

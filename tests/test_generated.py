@@ -5,6 +5,7 @@ import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -14,7 +15,7 @@ from agentjobs import __version__
 from agentjobs.api.schema import RESOURCES, crd
 from agentjobs.generate import CHART as CHART_PATH
 from agentjobs.generate import INSTALL, check, crd_files, crd_template, install_file, main, write
-from agentjobs.settings import Settings
+from agentjobs.settings import GatewaySettings, Settings
 from tests.chart import (
     CHART,
     NAMESPACE,
@@ -25,6 +26,7 @@ from tests.chart import (
     only,
     render,
     render_text,
+    rights,
 )
 
 MODELS = {resource.kind: resource.model for resource in RESOURCES}
@@ -117,86 +119,158 @@ def test_the_chart_has_the_version_of_the_package() -> None:
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
-def container(helm: Path, *arguments: str) -> Document:
-    deployment = only(render(helm, *arguments), "Deployment")
-    (found,) = deployment["spec"]["template"]["spec"]["containers"]
+COMPONENTS = ("operator", "gateway")
+
+
+def deployment(documents: list[Document], component: str) -> Document:
+    return only(documents, "Deployment", f"agentjobs-{component}")
+
+
+def pod(documents: list[Document], component: str) -> Document:
+    found: Document = deployment(documents, component)["spec"]["template"]["spec"]
+    return found
+
+
+def container(helm: Path, component: str, *arguments: str) -> Document:
+    (found,) = pod(render(helm, *arguments), component)["containers"]
     assert isinstance(found, dict)
     return found
 
 
-def environment(helm: Path, *arguments: str) -> dict[str, str]:
-    return {item["name"]: item.get("value", "") for item in container(helm, *arguments)["env"]}
+def environment(helm: Path, component: str, *arguments: str) -> dict[str, str]:
+    given = container(helm, component, *arguments)["env"]
+    return {item["name"]: item.get("value", "") for item in given}
 
 
-def test_the_operator_understands_its_environment(helm: Path) -> None:
-    """Defaults of the chart are the operator's own."""
-    given = environment(helm)
+GATEWAY_URL = "http://agentjobs-gateway.agentjobs-system.svc:8080"
+
+
+@pytest.mark.parametrize(
+    ("component", "settings", "own"),
+    [
+        pytest.param("operator", Settings, {"AGENTJOBS_GATEWAY_URL": GATEWAY_URL}, id="operator"),
+        pytest.param("gateway", GatewaySettings, {}, id="gateway"),
+    ],
+)
+def test_a_program_understands_its_environment(
+    helm: Path,
+    component: str,
+    settings: type[Settings | GatewaySettings],
+    own: dict[str, str],
+) -> None:
+    """Defaults of the chart are the program's own, but for what only the chart can know."""
+    given = environment(helm, component)
+    assert container(helm, component)["args"] == [component]
     given["AGENTJOBS_NAMESPACE"] = NAMESPACE
-    read, own = Settings.from_environment(given), Settings.from_environment({})
-    assert read == own
+    assert settings.from_environment(given) == settings.from_environment(own)
 
 
+ALLOW = '[{"cidrs": ["10.9.0.0/16"], "ports": [443]}]'
 SETTINGS = [
-    ("operator.logLevel=debug", "AGENTJOBS_LOG_LEVEL", "debug"),
-    ("operator.logFormat=text", "AGENTJOBS_LOG_FORMAT", "text"),
-    ("operator.defaultDeadlineSeconds=1800000", "AGENTJOBS_DEFAULT_DEADLINE_SECONDS", "1800000"),
-    ("operator.defaultTTLSeconds=60", "AGENTJOBS_DEFAULT_TTL_SECONDS", "60"),
-    ("operator.maxArgumentsBytes=65536", "AGENTJOBS_MAX_ARGUMENTS_BYTES", "65536"),
-    ("operator.graceCeilingSeconds=30", "AGENTJOBS_GRACE_CEILING_SECONDS", "30"),
+    ("operator.logLevel=debug", "operator", "LOG_LEVEL", "debug"),
+    ("operator.logFormat=text", "operator", "LOG_FORMAT", "text"),
+    ("operator.defaultDeadlineSeconds=1800000", "operator", "DEFAULT_DEADLINE_SECONDS", "1800000"),
+    ("operator.defaultDeadlineSeconds=1800000", "gateway", "DEFAULT_DEADLINE_SECONDS", "1800000"),
+    ("operator.defaultTTLSeconds=60", "operator", "DEFAULT_TTL_SECONDS", "60"),
+    ("operator.maxArgumentsBytes=65536", "operator", "MAX_ARGUMENTS_BYTES", "65536"),
+    ("operator.maxArgumentsBytes=65536", "gateway", "MAX_ARGUMENTS_BYTES", "65536"),
+    ("operator.graceCeilingSeconds=30", "operator", "GRACE_CEILING_SECONDS", "30"),
+    ("gateway.url=https://jobs.example.com", "operator", "GATEWAY_URL", "https://jobs.example.com"),
+    ("gateway.logLevel=warning", "gateway", "LOG_LEVEL", "warning"),
+    ("gateway.logFormat=text", "gateway", "LOG_FORMAT", "text"),
+    ("gateway.defaultTTLSeconds=31622400", "gateway", "DEFAULT_TTL_SECONDS", "31622400"),
+    ("gateway.allowTemplates=true", "gateway", "ALLOW_TEMPLATES", "true"),
+    ("gateway.acceptUserTokens=true", "gateway", "ACCEPT_USER_TOKENS", "true"),
+    ("gateway.tls.secretName=t", "gateway", "TLS_CERTIFICATE", "/etc/agentjobs/tls/tls.crt"),
+    ("gateway.tls.secretName=t", "gateway", "TLS_KEY", "/etc/agentjobs/tls/tls.key"),
 ]
 
 
-def test_values_reach_the_operator(helm: Path) -> None:
-    given = environment(helm, *(f"--set={value}" for value, *_ in SETTINGS))
-    for _, name, expected in SETTINGS:
-        assert given[name] == expected
+def test_values_reach_the_programs(helm: Path) -> None:
+    values = [f"--set={value}" for value, *_ in SETTINGS]
+    given = {component: environment(helm, component, *values) for component in COMPONENTS}
+    for value, component, name, expected in SETTINGS:
+        assert given[component][f"AGENTJOBS_{name}"] == expected, value
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_both_programs_know_where_events_may_go(helm: Path, component: str) -> None:
+    """R-CALLBACK: the gateway refuses what the operator would not send."""
+    given = environment(helm, component, f"--set-json=callbacks.allow={ALLOW}")
+    assert json.loads(given["AGENTJOBS_CALLBACKS_ALLOW"]) == json.loads(ALLOW)
+    assert "AGENTJOBS_CALLBACKS_ALLOW" not in environment(helm, component)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param([], GATEWAY_URL, id="its Service"),
+        pytest.param(
+            ["--set=gateway.tls.secretName=t"],
+            GATEWAY_URL.replace("http:", "https:"),
+            id="its Service over TLS",
+        ),
+        pytest.param(
+            ["--set=gateway.tls.secretName=t,gateway.url=http://a:1"], "http://a:1", id="as given"
+        ),
+    ],
+)
+def test_events_lead_to_the_gateway(helm: Path, values: list[str], expected: str) -> None:
+    """R-EVENT: the operator writes result_url, so it must know where agents reach the gateway."""
+    assert environment(helm, "operator", *values)["AGENTJOBS_GATEWAY_URL"] == expected
 
 
 POD = [
-    ("operator.replicas=2", ("replicas",), 2),
-    ("operator.nodeSelector.disk=ssd", ("template", "spec", "nodeSelector"), {"disk": "ssd"}),
-    ("operator.priorityClassName=high", ("template", "spec", "priorityClassName"), "high"),
-    ("operator.tolerations[0].key=k", ("template", "spec", "tolerations"), [{"key": "k"}]),
-    ("imagePullSecrets[0].name=s", ("template", "spec", "imagePullSecrets"), [{"name": "s"}]),
-    ("operator.podLabels.team=a", ("template", "metadata", "labels", "team"), "a"),
-    ("operator.podAnnotations.note=a", ("template", "metadata", "annotations", "note"), "a"),
-    (
-        "operator.affinity.podAffinity.x=y",
-        ("template", "spec", "affinity"),
-        {"podAffinity": {"x": "y"}},
-    ),
+    ("replicas=3", ("replicas",), 3),
+    ("nodeSelector.disk=ssd", ("template", "spec", "nodeSelector"), {"disk": "ssd"}),
+    ("priorityClassName=high", ("template", "spec", "priorityClassName"), "high"),
+    ("tolerations[0].key=k", ("template", "spec", "tolerations"), [{"key": "k"}]),
+    ("podLabels.team=a", ("template", "metadata", "labels", "team"), "a"),
+    ("podAnnotations.note=a", ("template", "metadata", "annotations", "note"), "a"),
+    ("affinity.podAffinity.x=y", ("template", "spec", "affinity"), {"podAffinity": {"x": "y"}}),
 ]
 
 
-def test_values_reach_the_pod(helm: Path) -> None:
-    deployment = only(render(helm, *(f"--set={value}" for value, *_ in POD)), "Deployment")
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_values_reach_the_pods_of_their_program(helm: Path, component: str) -> None:
+    rendered = render(helm, *(f"--set={component}.{value}" for value, *_ in POD))
+    (other,) = set(COMPONENTS) - {component}
     for value, path, expected in POD:
-        found = deployment["spec"]
-        for step in path:
-            found = found[step]
-        assert found == expected, value
+        assert at(deployment(rendered, component)["spec"], path) == expected, value
+        assert at(deployment(rendered, other)["spec"], path) != expected, value
 
 
-def test_values_of_the_container(helm: Path) -> None:
+def at(found: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        found = (found or {}).get(step)
+    return found
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_values_of_the_containers(helm: Path, component: str) -> None:
     digest = "sha256:" + "0" * 64
-    given = container(
-        helm,
+    values = (
         f"--set=image.digest={digest},image.repository=here/agentjobs,image.pullPolicy=Never",
-        "--set=operator.resources.limits.memory=1Gi,operator.extraEnv[0].name=A",
+        f"--set={component}.resources.limits.memory=1Gi,{component}.extraEnv[0].name=A",
+        "--set=imagePullSecrets[0].name=s",
     )
+    given = container(helm, component, *values)
     assert given["image"] == f"here/agentjobs@{digest}"
     assert given["imagePullPolicy"] == "Never"
     assert given["resources"]["limits"]["memory"] == "1Gi"
     assert {"name": "A"} in given["env"]
-    assert container(helm, "--set=image.tag=t")["image"] == "agentjobs:t"
+    assert pod(render(helm, *values), component)["imagePullSecrets"] == [{"name": "s"}]
+    assert container(helm, component, "--set=image.tag=t")["image"] == "agentjobs:t"
 
 
-def test_the_pod_is_restricted(helm: Path) -> None:
-    pod = only(render(helm), "Deployment")["spec"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 65532
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for one in pod["containers"]:
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_the_pods_are_restricted(helm: Path, component: str) -> None:
+    found = pod(render(helm, "--set=gateway.tls.secretName=t"), component)
+    assert found["securityContext"]["runAsNonRoot"] is True
+    assert found["securityContext"]["runAsUser"] == 65532
+    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not any("hostPath" in volume for volume in found["volumes"])
+    for one in found["containers"]:
         assert one["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -206,8 +280,8 @@ def test_the_pod_is_restricted(helm: Path) -> None:
         assert one["resources"]["limits"]["memory"]
 
 
-def test_probes_and_metrics_share_a_port(helm: Path) -> None:
-    given = container(helm)
+def test_probes_and_metrics_of_the_operator_share_a_port(helm: Path) -> None:
+    given = container(helm, "operator")
     assert given["ports"] == [{"name": "http-metrics", "containerPort": 9090}]
     assert given["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http-metrics"}
     assert given["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http-metrics"}
@@ -216,42 +290,92 @@ def test_probes_and_metrics_share_a_port(helm: Path) -> None:
     assert (port["port"], port["targetPort"]) == (9090, "http-metrics")
 
 
-def test_the_service_selects_the_pods(helm: Path) -> None:
+def test_the_gateway_serves_http_and_mcp(helm: Path) -> None:
+    given = container(helm, "gateway")
+    assert given["ports"] == [
+        {"name": "http", "containerPort": 8080},
+        {"name": "mcp", "containerPort": 8081},
+    ]
+    assert given["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert given["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    ports = only(render(helm), "Service", "agentjobs-gateway")["spec"]["ports"]
+    assert [(each["name"], each["port"], each["targetPort"]) for each in ports] == [
+        ("http", 8080, "http"),
+        ("mcp", 8081, "mcp"),
+    ]
+
+
+def test_with_tls_the_secret_is_mounted_and_probes_speak_https(helm: Path) -> None:
+    """R-AUTH: tokens are worth stealing."""
+    values = "--set=gateway.tls.secretName=gateway-tls"
+    found, given = pod(render(helm, values), "gateway"), container(helm, "gateway", values)
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert given[probe]["httpGet"]["scheme"] == "HTTPS"
+    (mount,) = [each for each in given["volumeMounts"] if each["name"] == "tls"]
+    assert (mount["mountPath"], mount["readOnly"]) == ("/etc/agentjobs/tls", True)
+    (volume,) = [each for each in found["volumes"] if each["name"] == "tls"]
+    assert volume["secret"] == {"secretName": "gateway-tls"}
+    plain = pod(render(helm), "gateway")
+    assert [each["name"] for each in plain["volumes"]] == ["tmp"]
+
+
+def test_tokens_of_users_are_refused_without_tls(helm: Path) -> None:
+    """R-AUTH."""
+    with pytest.raises(RefusedError, match=r"acceptUserTokens needs gateway\.tls\.secretName"):
+        render(helm, "--set=gateway.acceptUserTokens=true")
+
+
+def test_a_rollout_of_the_gateway_takes_no_replica_away_before_another_serves(helm: Path) -> None:
+    spec = deployment(render(helm), "gateway")["spec"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    settings = GatewaySettings.from_environment({})
+    ends = settings.drain_seconds + settings.end_seconds
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > ends
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_service_selects_the_pods_of_its_program(helm: Path, component: str) -> None:
     rendered = render(helm)
-    labels = only(rendered, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    labels = {
+        each: deployment(rendered, each)["spec"]["template"]["metadata"]["labels"]
+        for each in COMPONENTS
+    }
     selectors = (
-        only(rendered, "Service")["spec"]["selector"],
-        only(rendered, "Deployment")["spec"]["selector"]["matchLabels"],
+        only(rendered, "Service", f"agentjobs-{component}")["spec"]["selector"],
+        deployment(rendered, component)["spec"]["selector"]["matchLabels"],
     )
     for selector in selectors:
-        assert selector.items() <= labels.items()
+        chosen = [each for each in COMPONENTS if selector.items() <= labels[each].items()]
+        assert chosen == [component]
         # What changes from version to version cannot be in a selector.
         assert not any("version" in key or "chart" in key for key in selector)
 
 
-def test_names_follow_the_release(helm: Path) -> None:
-    assert only(render(helm), "Deployment")["metadata"]["name"] == "agentjobs-operator"
-    named = render(helm, release="blue")
-    assert only(named, "Deployment")["metadata"]["name"] == "blue-agentjobs-operator"
-    assert "'system:serviceaccount:agentjobs-system:blue-agentjobs-gateway'" in str(named)
-    given = render(helm, "--set=fullnameOverride=jobs")
-    assert only(given, "Deployment")["metadata"]["name"] == "jobs-operator"
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_names_follow_the_release(helm: Path, component: str) -> None:
+    def names(rendered: list[Document]) -> set[str]:
+        kinds = {"Deployment", "Service", "ServiceAccount", "ClusterRole", "Role", "RoleBinding"}
+        found = [each["metadata"]["name"] for each in rendered if each["kind"] in kinds]
+        return {name for name in found if name.endswith(component)}
 
-
-def rules(documents: list[Document], kind: str, name: str) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of everything that a role allows."""
-    return {
-        (group, resource, verb)
-        for rule in only(documents, kind, name)["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
+    assert names(render(helm)) == {f"agentjobs-{component}"}
+    assert names(render(helm, release="blue")) == {f"blue-agentjobs-{component}"}
+    assert names(render(helm, "--set=fullnameOverride=jobs")) == {f"jobs-{component}"}
+    assert names(render(helm, "--set=nameOverride=runs", release="blue")) == {
+        f"blue-runs-{component}"
     }
+
+
+def test_the_policies_know_the_accounts_by_the_names_of_the_release(helm: Path) -> None:
+    """R-POLICY-WHO: the gateway vouches for others; nobody else may."""
+    rendered = render(helm, release="blue")
+    assert "'system:serviceaccount:agentjobs-system:blue-agentjobs-gateway'" in str(rendered)
+    assert "agentjobs-system:agentjobs-gateway" not in str(rendered)
 
 
 def test_the_operator_has_no_right_that_it_should_not_have(helm: Path) -> None:
     rendered = render(helm)
-    allowed = rules(rendered, "ClusterRole", "agentjobs-operator")
+    allowed = rights(rendered, "ClusterRole", "agentjobs-operator")
     assert not any("*" in part for right in allowed for part in right)
     resources = {resource for _, resource, _ in allowed}
     assert not resources & {"secrets", "configmaps", "namespaces", "serviceaccounts"}
@@ -267,10 +391,43 @@ def test_the_operator_has_no_right_that_it_should_not_have(helm: Path) -> None:
         assert rule["verbs"] == ["create"] or rule["resourceNames"]
 
 
+def test_the_gateway_has_no_right_that_it_should_not_have(helm: Path) -> None:
+    """R-AUTH: AgentJobs, questions, reviews, its own Secret. Never delete, never Jobs or pods."""
+    rendered = render(helm)
+    allowed = rights(rendered, "ClusterRole", "agentjobs-gateway")
+    assert not any("*" in part for right in allowed for part in right)
+    assert {resource for _, resource, _ in allowed} == {
+        "agentjobs",
+        "agenttools",
+        "clusteragenttools",
+        "inputrequests",
+        "inputrequests/status",
+        "tokenreviews",
+        "subjectaccessreviews",
+    }
+    forbidden = {"delete", "deletecollection", "use", "approve", "escalate", "bind", "impersonate"}
+    assert not {verb for *_, verb in allowed} & forbidden
+    for rule in only(rendered, "Role", "agentjobs-gateway")["rules"]:
+        assert rule["verbs"] == ["create"] or rule["resourceNames"]
+        assert set(rule["resources"]) <= {"secrets", "configmaps"}
+
+
+def test_agents_get_their_rights_but_for_tools_by_one_binding(helm: Path) -> None:
+    """R-POLICY-TEMPLATE: a tool is handed out by its name, so `use` is not among them."""
+    for aggregate in ("true", "false"):
+        rendered = render(helm, f"--set=rbac.aggregate={aggregate}")
+        assert rights(rendered, "ClusterRole", "agentjobs-agent") == {
+            ("agentjobs.dev", "agentjobs", verb)
+            for verb in ("create", "get", "list", "watch", "delete")
+        }
+        labels = only(rendered, "ClusterRole", "agentjobs-agent")["metadata"]["labels"]
+        assert not any("aggregate-to" in label for label in labels)
+
+
 def test_users_are_not_given_what_is_handed_out_by_name(helm: Path) -> None:
     rendered = render(helm)
-    edit = rules(rendered, "ClusterRole", "agentjobs-edit")
-    view = rules(rendered, "ClusterRole", "agentjobs-view")
+    edit = rights(rendered, "ClusterRole", "agentjobs-edit")
+    view = rights(rendered, "ClusterRole", "agentjobs-view")
     for *_, verb in edit | view:
         assert verb not in {"use", "approve"}
     assert {verb for *_, verb in view} == {"get", "list", "watch"}
@@ -312,6 +469,17 @@ MISSPELT = [
     "image.tagg=1",
     "crds.keeps=false",
     "gateway.allowTemplate=true",
+    "gateway.replica=2",
+    "gateway.replicas=-1",
+    "gateway.url=ftp://a",
+    "gateway.logFormat=xml",
+    "gateway.acceptUserTokens=yes please",
+    "gateway.tls.secret=t",
+    "gateway.tls.secretName=1",
+    "gateway.resources.request.cpu=1",
+    "gateway.extraEnv=A",
+    # A key is remembered as long as its job: at least an hour.
+    "gateway.defaultTTLSeconds=3599",
     "operator.logLevel=loud",
     "operator.defaultDeadlineSeconds=0",
     "operator.maxArgumentsBytes=65537",
@@ -366,6 +534,15 @@ def test_every_value_is_in_the_schema_and_read_by_a_template() -> None:
             assert set(node["properties"]) == set(VALUES[name]), name
 
 
+def test_every_value_is_set_by_a_test() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    both = {value.partition("=")[0].partition(".")[0].partition("[")[0] for value, *_ in POD}
+    for path in leaves(VALUES):
+        # Those of both programs are in tables without the program's name.
+        known = path[0] in COMPONENTS and path[1] in {*both, "resources", "extraEnv"}
+        assert known or ".".join(path[:3]) in text, path
+
+
 def test_every_value_is_explained() -> None:
     lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
     for before, line in pairwise(lines):
@@ -382,7 +559,11 @@ def test_the_readme_names_every_value() -> None:
 def test_notes_say_the_next_command(helm: Path) -> None:
     del helm
     notes = (CHART / "templates/NOTES.txt").read_text(encoding="utf-8")
-    assert "rollout status deployment/" in notes
+    for component in COMPONENTS:
+        name = f'{{{{ include "agentjobs.{component}" . }}}}'
+        assert f"rollout status deployment/{name}" in notes
+    role = '{{ include "agentjobs.fullname" . }}-agent'
+    assert f"create rolebinding agent --clusterrole={role}" in notes
     assert "verbs: [use]" in notes
 
 
