@@ -32,6 +32,7 @@ from agentjobs.domain.plan import (
     ExpirePod,
     Plan,
     RemoveFinalizer,
+    RetireJob,
     SuspendJob,
 )
 from agentjobs.domain.reconcile import decide
@@ -292,8 +293,8 @@ class Passes:
         match action:
             case CreateJob():
                 return await self._create(key, job, action.body)
-            case SuspendJob():
-                return await self._patch_child(key, action, {"spec": {"suspend": True}})
+            case SuspendJob() | RetireJob():
+                return await self._hold_child(key, action)
             case DeleteJob():
                 await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
             case ExpirePod():
@@ -337,16 +338,27 @@ class Passes:
         # The next pass may come before the watch, and would ask again.
         self._cache.put_pod(answer)
 
-    async def _patch_child(self, key: Key, action: SuspendJob, patch: dict[str, Any]) -> bool:
-        """Change a Job; return whether it is not there any more, which nobody had told."""
-        body = {"metadata": {"uid": action.uid}, **patch}
+    async def _hold_child(self, key: Key, action: SuspendJob | RetireJob) -> bool:
+        """Keep a Job from making pods; return whether the result should be looked at right away."""
+        body: dict[str, Any] = {"metadata": {"uid": action.uid}, "spec": {"suspend": True}}
+        retires = isinstance(action, RetireJob)
+        if isinstance(action, RetireJob):
+            body["metadata"]["resourceVersion"] = action.version
+            body["spec"]["parallelism"] = 0
         try:
             answer = await self._kube.patch(JOBS, key.namespace, action.name, body)
         except (NotFoundError, ConflictError):
-            self._cache.lose_job(Key(key.namespace, action.name, "Job"), action.uid)
+            # It is another by now, or changed or gone, and nobody has told.
+            await self._read_child(key, action)
             return True
         self._cache.put_job(answer)
-        return False
+        return retires
+
+    async def _read_child(self, key: Key, action: SuspendJob | RetireJob) -> None:
+        try:
+            self._cache.put_job(await self._kube.get(JOBS, key.namespace, action.name))
+        except NotFoundError:
+            self._cache.lose_job(Key(key.namespace, action.name, "Job"), action.uid)
 
     def _deliver(self, key: Key, action: Deliver) -> None:
         """Hand an event of the stored outbox to the dispatcher."""

@@ -492,7 +492,7 @@ def test_r_stop_a_suspended_job_resumed_by_its_queue_is_not_suspended_again() ->
     [
         pytest.param(
             a_pod(ended(143, finished=58), deleted_at=52, gone=True),
-            {"suspended": True},
+            {"suspended": True, "retired": True},
             "failed preempted ran exit=143",
             id="the tool had begun: it never begins again",
         ),
@@ -510,9 +510,27 @@ def test_r_stop_a_suspended_job_resumed_by_its_queue_is_not_suspended_again() ->
         ),
         pytest.param(
             a_pod(ended(0), deleted_at=52, gone=True),
-            {"suspended": True},
+            {"suspended": True, "retired": True},
             "done",
             id="it was over before",
+        ),
+        pytest.param(
+            a_pod(ended(143, finished=58), deleted_at=52, gone=True),
+            {"suspended": True},
+            "- | RetireJob",
+            id="first it is kept from beginning again",
+        ),
+        pytest.param(
+            a_pod(ended(143, finished=58), deleted_at=52, gone=True),
+            {"suspended": False},
+            "- | RetireJob",
+            id="also where the queue was quicker",
+        ),
+        pytest.param(
+            a_pod(ended(143, finished=58), deleted_at=52, gone=True),
+            {"suspended": True, "retired": True, "halted": False},
+            "queued (kueue)",
+            id="the Job controller has not taken note yet",
         ),
     ],
 )
@@ -520,5 +538,7 @@ def test_r_attempt_a_queue_takes_the_place_of_a_job_back(
     pod: PodView, child: dict[str, Any], expected: str
 ) -> None:
     job = an_agentjob(queueName="gpus", status=claimed(jobUID="j1"))
-    plan = decide(observed(job, child=a_child(queued=True, halted=True, **child), pods=(pod,)))
+    plan = decide(
+        observed(job, child=a_child(**{"queued": True, "halted": True} | child), pods=(pod,))
+    )
     assert told(plan) == expected

@@ -25,6 +25,7 @@ from agentjobs.domain.mirror import (
 from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import (
     DeleteAgentJob,
+    DeleteJob,
     Deliver,
     Note,
     Plan,
@@ -38,6 +39,9 @@ def after_end(seen: Observed) -> Plan:
     child = seen.child
     if child and _must_not_run(seen, child):
         return Plan(actions=(SuspendJob(child.name, child.uid),))
+    if child and child.retired and child.queued and not child.deleting:
+        # Its queue would go on counting it.
+        return Plan(actions=(DeleteJob(child.name, child.uid),), requeue_at=seen.now)
     deliveries = seen.job.status.callback.deliveries if seen.job.status.callback else ()
     settled = tuple(_settled(seen, each) for each in deliveries)
     if settled != deliveries:

@@ -18,6 +18,7 @@ from agentjobs.domain import status as st
 from agentjobs.domain.accept import accept
 from agentjobs.domain.children import JobView
 from agentjobs.domain.ending import (
+    can_be_resumed,
     can_expire,
     end_pods,
     ending_due,
@@ -43,6 +44,7 @@ from agentjobs.domain.observed import Observed, ReadPods, ReadRefusals
 from agentjobs.domain.plan import (
     CreateJob,
     Plan,
+    RetireJob,
 )
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import RefusalKind
@@ -75,9 +77,7 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
     if (over or due) and _counts_unseen_pods(seen, child):
         return Plan(need=ReadPods())
     if over:
-        ending = seen.job.status.ending or _unrecorded(seen, child)
-        verdict = _judge(seen, child, ending)
-        return try_again(seen, attempt, verdict) or end(seen, verdict, ending)
+        return _over(seen, attempt, child)
     status = _mirrored(seen, child, due)
     if due:
         return mirror(seen, status, actions=end_pods(seen, child), requeue_at=seen.pods_lost_at)
@@ -95,6 +95,18 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
         _next_look(seen, child),
     )
     return mirror(seen, status, requeue_at=min(t for t in times if t))
+
+
+def _over(seen: Observed, attempt: Attempt, child: JobView) -> Plan:
+    """End an attempt of which nothing can run any more."""
+    if can_be_resumed(seen, child):
+        # Before the end is written: a crash in between must not leave a tool that begins again.
+        return Plan(actions=(RetireJob(child.name, child.uid, child.version),))
+    if child.retired and not seen.pods_listed:
+        return Plan(need=ReadPods())
+    ending = seen.job.status.ending or _unrecorded(seen, child)
+    verdict = _judge(seen, child, ending)
+    return try_again(seen, attempt, verdict) or end(seen, verdict, ending)
 
 
 def _counts_unseen_pods(seen: Observed, child: JobView) -> bool:

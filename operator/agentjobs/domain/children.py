@@ -20,6 +20,8 @@ class JobView:
     owner: str = ""
     """Whoever controls it, for messages: kind and name."""
     created: datetime | None = None
+    version: str = ""
+    """metadata.resourceVersion."""
     deleting: bool = False
     placeholder: bool = False
     queued: bool = False
@@ -28,6 +30,8 @@ class JobView:
     """spec.suspend."""
     halted: bool = False
     """The Job controller makes no pod any more: it took note of the suspension, or gave up."""
+    retired: bool = False
+    """It makes no pod whoever resumes it: its parallelism is 0."""
     single: bool = True
     """One pod, once: no replacement can follow."""
     completions: int | None = 1
@@ -56,12 +60,14 @@ class JobView:
             owner_uid=agentjob_uid(meta),
             owner=controller_name(meta),
             created=parse_time(meta.get("creationTimestamp")),
+            version=meta.get("resourceVersion") or "",
             deleting=bool(meta.get("deletionTimestamp")),
             placeholder=ANNOTATION_PLACEHOLDER in (meta.get("annotations") or {}),
             queued=LABEL_QUEUE in (meta.get("labels") or {}),
             suspended=bool(spec.get("suspend")),
             halted="FailureTarget" in conditions
             or (bool(spec.get("suspend")) and "Suspended" in conditions),
+            retired=spec.get("parallelism") == 0,
             single=is_single(spec),
             completions=spec.get("completions"),
             active=status.get("active") or 0,
@@ -86,7 +92,7 @@ def is_single(spec: Mapping[str, Any]) -> bool:
     pod = (spec.get("template") or {}).get("spec") or {}
     return (
         spec.get("completions") == 1
-        and spec.get("parallelism") == 1
+        and spec.get("parallelism") in {0, 1}
         and spec.get("backoffLimit") == 0
         and spec.get("backoffLimitPerIndex") is None
         and not spec.get("podFailurePolicy")

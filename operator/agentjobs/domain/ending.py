@@ -92,6 +92,9 @@ def is_over(seen: Observed, child: JobView) -> bool:
         return False
     if child.placeholder or child.over:
         return True
+    if child.retired and not child.halted:
+        # The Job controller may have made another pod before it took note.
+        return False
     # The Job goes on counting a pod that nobody can end any more: its node is lost.
     lost = sum(pod.lost for pod in seen.pods)
     idle = child.halted and child.active + child.terminating <= lost
@@ -99,6 +102,17 @@ def is_over(seen: Observed, child: JobView) -> bool:
     if seen.job.status.ending and idle and not child.queued:
         return True
     return child.single and any(_has_decided(pod, child) for pod in seen.pods)
+
+
+def can_be_resumed(seen: Observed, child: JobView) -> bool:
+    """Whether a queue took back the place of a Job whose tool had begun, and may give it another.
+
+    The Job controller does not count a pod that it deleted because of a suspension, so a resumed
+    Job would run the tool a second time.
+    """
+    if not child.queued or child.over or child.retired or seen.job.status.ending:
+        return False
+    return child.suspended or any(pod.delete_by is not None for pod in seen.pods)
 
 
 def _has_decided(pod: PodView, child: JobView) -> bool:

@@ -25,6 +25,15 @@ class SuspendJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RetireJob:
+    """See to it that a Job makes no more pods, whoever resumes it; only as it was at a version."""
+
+    name: str
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete a Job and its pods, where a suspension would be taken back by a queue."""
 
@@ -65,6 +74,7 @@ class DeleteAgentJob:
 Action = (
     CreateJob
     | SuspendJob
+    | RetireJob
     | DeleteJob
     | ExpirePod
     | Deliver

@@ -14,7 +14,7 @@ from agentjobs.domain.finish import end_unstarted, with_attempt_ended
 from agentjobs.domain.gates import closed_gate
 from agentjobs.domain.mirror import deadline, invalid, mirror, stamped
 from agentjobs.domain.observed import Observed, ReadTool
-from agentjobs.domain.plan import Note, Plan
+from agentjobs.domain.plan import DeleteJob, Note, Plan
 from agentjobs.domain.verdict import Verdict
 
 MAX_ATTEMPTS = 10
@@ -59,6 +59,9 @@ def try_again(seen: Observed, attempt: Attempt, verdict: Verdict) -> Plan | None
 
 def between(seen: Observed, ended: Attempt) -> Plan:
     """Decide for a job whose last attempt has ended, and which another one may follow."""
+    if seen.child and seen.child.retired and not seen.child.deleting:
+        # Its queue would go on counting it.
+        return Plan(actions=(DeleteJob(seen.child.name, seen.child.uid),), requeue_at=seen.now)
     if seen.job.spec.tool_ref and seen.tool is None and not seen.tool_known:
         return Plan(need=ReadTool())
     # What is left of the attempt that has ended says nothing about the next.
@@ -66,6 +69,11 @@ def between(seen: Observed, ended: Attempt) -> Plan:
     due = ending_due(seen, deadline(seen))
     if due:
         return end_unstarted(seen, due)
+    return _next(seen, ended)
+
+
+def _next(seen: Observed, ended: Attempt) -> Plan:
+    """Claim the next attempt when nothing holds it back any more."""
     try:
         accepted = replace(accept(seen), deadline_at=deadline(seen))
     except InvalidSpecError as error:
