@@ -15,13 +15,23 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, ClusterError, ControlPlane, binaries, images, network, programs
+from tests.cluster import (
+    Cluster,
+    ClusterError,
+    ControlPlane,
+    binaries,
+    images,
+    network,
+    programs,
+    remains,
+)
 from tests.cluster import cgroups as control_groups
 from tests.cluster.cli import main
 from tests.cluster.keeper import identity
 from tests.cluster.network import Network
 from tests.cluster.pki import Pki
 from tests.cluster.processes import Process, Processes
+from tests.cluster.temporary import name_for, orphans, temporary
 
 ROOT = Path(__file__).parent.parent
 NAME = "tool-test"
@@ -139,6 +149,64 @@ def test_processes_end_when_their_starter_is_killed(tmp_path: Path) -> None:
         starter.send_signal(signal.SIGKILL)
 
     Processes(tmp_path / "none").wait_until("it goes on", lambda: not sleeper.alive, timeout=10)
+
+
+# Clusters of test runs
+
+
+def test_runs_at_the_same_time_have_clusters_of_their_own() -> None:
+    names = [name_for(process, purpose) for process in (12, 123, 4194304) for purpose in ("", "x")]
+
+    assert len({Cluster.find(name).name for name in names}) == len(names)
+    assert not any(one in other for one in names for other in names if one != other)
+
+
+def test_what_a_dead_run_has_left_is_found_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTJOBS_CACHE", str(tmp_path))
+    with _sleeper() as ended:
+        pass
+    with _sleeper() as other:
+        for name in (
+            "agentjobs-demo",
+            name_for(other.pid),
+            name_for(os.getpid()),
+            name_for(ended.pid),
+            name_for(ended.pid, "tool"),
+        ):
+            (tmp_path / "clusters" / name).mkdir(parents=True)
+
+        assert set(orphans()) == {name_for(ended.pid), name_for(ended.pid, "tool")}
+
+
+@pytest.mark.cluster
+def test_the_cluster_of_a_run_that_is_killed_is_taken_away() -> None:
+    program = (
+        "import os, signal\n"
+        "from tests.cluster import LocalCluster, network\n"
+        "from tests.cluster.temporary import temporary\n"
+        "with temporary('killed') as name:\n"
+        "    with network.alone():\n"
+        "        network.create(network.find_network(name, None), nodes=1)\n"
+        "    LocalCluster(name).directory.mkdir(parents=True)\n"
+        "    print(name, flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "CLUSTER": "local"},
+    ) as run:
+        assert run.stdout
+        name = run.stdout.readline().decode().strip()
+        assert name == name_for(run.pid, "killed")
+        assert remains.there(name)
+        assert network.namespaces(name)
+        run.kill()
+
+    Processes(Path("none")).wait_until("it is there", lambda: not remains.there(name), timeout=30)
 
 
 # Programs
@@ -292,26 +360,24 @@ def test_fake_nodes_run_jobs_to_the_end_that_was_asked_for(tmp_path: Path) -> No
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_cluster_comes_up_once_survives_a_crash_and_leaves_nothing() -> None:
-    before = _traces()
-    try:
-        cluster = Cluster.up(NAME)
+    with temporary("tool") as name:
+        cluster = Cluster.up(name)
         first = cluster.kubectl("get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}")
-        assert Cluster.up(NAME).kubectl("get", "namespace", "kube-system", "-o", "name")
+        assert Cluster.up(name).kubectl("get", "namespace", "kube-system", "-o", "name")
         assert (
             cluster.kubectl("get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}")
             == first
         ), "a cluster that is up must stay as it is"
 
         _crash(cluster)
-        cluster = Cluster.up(NAME)
+        cluster = Cluster.up(name)
         cluster.kubectl("create", "-f", "-", input_text=json.dumps(_job("hello", {})))
         cluster.kubectl("wait", "--for=condition=Complete", "job/hello", "--timeout=60s")
         assert cluster.kubectl("logs", "job/hello") == "hello\n"
-    finally:
-        Cluster.find(NAME).down()
+        assert all(_traces(name).values()), "what is looked for below can be seen"
 
-    assert _traces() == before
-    Cluster.find(NAME).down()
+    assert not any(_traces(name).values())
+    Cluster.find(name).down()
 
 
 def _crash(cluster: Cluster) -> None:
@@ -324,21 +390,21 @@ def _crash(cluster: Cluster) -> None:
         record.unlink()
 
 
-def _traces() -> dict[str, list[str]]:
-    """What of the test's cluster can be seen on this machine."""
-    bridge = Network(NAME, network.CANDIDATES[0]).bridge
+def _traces(name: str) -> dict[str, list[str]]:
+    """What of a cluster can be seen on this machine."""
+    bridge = Network(name, network.CANDIDATES[0]).bridge
     links = json.loads(subprocess.check_output(["ip", "-j", "link", "show"]))
     routes = subprocess.check_output(["ip", "route", "show"], text=True).splitlines()
     groups = [root for _, root in control_groups.hierarchies()]
-    own = f"agentjobs-{NAME}-"
+    own = f"agentjobs-{name}-"
     return {
-        "mounts": [line for line in _lines("/proc/self/mounts") if NAME in line],
+        "mounts": [line for line in _lines("/proc/self/mounts") if name in line],
         "links": [link["ifname"] for link in links if link["ifname"].startswith(bridge)],
         "routes": [line for line in routes if bridge in line],
-        "namespaces": [str(file) for file in network.namespaces(NAME)],
+        "namespaces": [str(file) for file in network.namespaces(name)],
         "groups": [str(file) for root in groups for file in root.iterdir() if own in file.name],
-        "loops": [file for file in _loop_files() if NAME in file],
-        "processes": [line for line in _commands() if NAME in line and "pytest" not in line],
+        "loops": [file for file in _loop_files() if name in file],
+        "processes": [line for line in _commands() if name in line and "pytest" not in line],
     }
 
 

@@ -167,7 +167,7 @@ class LocalCluster(Cluster, Control, kind="local"):
 
     def _create(self, nodes: int, wanted: str | None, arguments: Arguments) -> None:
         # Two clusters that start at once must not find the same network free.
-        with lock("network"):
+        with network.alone():
             found = network.find_network(self.name, wanted)
             self._settle(Plan(str(found.range), nodes, arguments))
             self._save_plan()

@@ -3,8 +3,11 @@
 Everything is called after the cluster, so that it is found and removed without any record.
 """
 
+import fcntl
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv4Network, ip_network
@@ -81,6 +84,17 @@ def find_network(cluster: str, wanted: str | None) -> Network:
                 "name another /16 with --network, or leave it out"
             )
     return Network(cluster, chosen)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let nobody else on this machine look for a network before the one that was found is made.
+
+    The lock is the host's network namespace: runs with different caches share no other place.
+    """
+    with Path("/proc/self/ns/net").open("rb") as namespace:
+        fcntl.flock(namespace, fcntl.LOCK_EX)
+        yield
 
 
 def create(network: Network, nodes: int) -> None:

@@ -14,15 +14,14 @@ NODE_MONITOR = ("--node-monitor-grace-period=12s",)
 
 @pytest.fixture(scope="session")
 def platform() -> Iterator[Platform]:
-    """The cluster, torn down afterwards."""
+    """A cluster of this run's own, which goes with it."""
     from tests.cluster import Cluster  # noqa: PLC0415 - other tiers need no cluster
+    from tests.cluster.temporary import temporary  # noqa: PLC0415
 
-    cluster = Cluster.up("agentjobs-test", nodes=2, controller_manager_args=NODE_MONITOR)
-    try:
+    with temporary() as name:
+        cluster = Cluster.up(name, nodes=2, controller_manager_args=NODE_MONITOR)
         with Receiver(cluster.host_address) as receiver:
             yield install(cluster, receiver)
-    finally:
-        cluster.down()
 
 
 @pytest.fixture(scope="session")
