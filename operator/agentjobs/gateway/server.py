@@ -50,6 +50,7 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+OPERATION = web.RequestKey("operation", str)
 NOBODY = Caller("")
 
 
@@ -116,7 +117,7 @@ class Server:
         """Serve one operation."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            request["operation"] = operation.id
+            request[OPERATION] = operation.id
             began = time.perf_counter()
             response = await self._handle(operation, handler, request)
             if "wait" not in request.query:
@@ -188,7 +189,7 @@ class Server:
 
 def _operation(request: web.Request) -> str:
     """What is asked for, in our own words: a path is the caller's, and logs are read by others."""
-    return str(request.get("operation", "none"))
+    return request.get(OPERATION, "none")
 
 
 def answer(
