@@ -37,6 +37,40 @@ def test_what_is_no_json_is_refused() -> None:
         codec.dumps({"a": object()})
 
 
+@pytest.mark.parametrize(
+    "number", [2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**300], ids=lambda n: f"{n:.3g}"
+)
+def test_r_args_an_integer_that_a_stranger_sends_stays_what_it_is(number: int) -> None:
+    read = codec.parse(b'{"n": %d}' % number)["n"]
+    assert (type(read), read) == (int, number)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b'{"n": %s}' % (b"1" * 5000), id="a number that takes for ever"),
+        pytest.param(b"[" * 1025 + b"]" * 1025, id="deeper than anybody needs"),
+        pytest.param(b"[1e999, 1111111111111111111]", id="an infinite number"),
+        pytest.param(b"[NaN, 1111111111111111111]", id="no number"),
+        pytest.param(b'["\\ud800", 1111111111111111111]', id="half a character"),
+        pytest.param(b"\xff", id="no UTF-8"),
+    ],
+)
+def test_what_a_stranger_sends_is_refused_if_anybody_would_stumble_over_it(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        codec.parse(raw)
+
+
+def test_what_is_deep_and_holds_a_large_number_is_refused_as_such() -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    try:
+        with pytest.raises(ValueError, match="nested too deeply"):
+            codec.parse(b"[" * 900 + b"11111111111111111111" + b"]" * 900)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 @pytest.mark.parametrize("levels", [300, 9_900])
 def test_r_level_one_object_nested_beyond_reason_ends_by_itself_and_stops_nobody(
     levels: int,

@@ -6,6 +6,7 @@ up at 254 levels when it writes and at 1024 when it reads, kopf reads with the s
 """
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -14,6 +15,8 @@ import orjson
 DEEPEST = 10_000
 """The API server's own reader gives up there (Go's encoding/json)."""
 FRAMES = 2
+LARGE_NUMBER = re.compile(rb"[0-9]{19}")
+"""What may be an integer beyond 64 bits."""
 
 
 def loads(content: bytes) -> Any:
@@ -46,6 +49,15 @@ def allow_depth() -> None:
 def parse(content: bytes) -> Any:
     """Read JSON that a stranger sent: nothing deeper than orjson takes, no lone surrogates.
 
+    Integers stay what they are: orjson makes floats of those beyond 64 bits, which are other
+    numbers, and nobody could refuse them any more.
+
     :raises ValueError: it is none.
     """
-    return orjson.loads(content)
+    value = orjson.loads(content)
+    if not LARGE_NUMBER.search(content):
+        return value
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjobs import codec
@@ -26,6 +26,8 @@ from agentjobs.domain.observed import Policy
 from agentjobs.domain.start import Start, agentjob_of
 from tests.builders import CREATED, NAMESPACE, Json, a_template, a_tool, stamp
 
+bounded = settings(max_examples=40, derandomize=True, database=None, deadline=None)
+"""The same examples on every run."""
 POLICY = Policy(destinations=Destinations(rules=(Rule(hosts=("*",)),)))
 TOOL = a_tool(inputSchema={"type": "object"})
 CALLER = "system:serviceaccount:search:crawler"
@@ -253,9 +255,7 @@ NUMBERS = st.one_of(
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
     max_leaves=12,
 )
 OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=4)
@@ -302,6 +302,7 @@ def shuffled(value: Any, order: Any) -> Any:
     return [shuffled(each, order) for each in value] if isinstance(value, list) else value
 
 
+@bounded
 @given(STARTS, st.randoms(use_true_random=False), st.booleans(), st.sampled_from([None, 1]))
 def test_r_key_no_spelling_of_a_request_counts(
     body: Json, order: Any, escaped: bool, indent: int | None
@@ -310,12 +311,14 @@ def test_r_key_no_spelling_of_a_request_counts(
     assert payload(text).digest == payload_of_request(request(body)).digest
 
 
+@bounded
 @given(STARTS, STARTS)
 def test_r_key_digests_are_equal_exactly_if_nothing_differs(first: Json, second: Json) -> None:
     one, other = payload_of_request(request(first)), payload_of_request(request(second))
     assert (one.digest == other.digest) == (not one.differs_from(other))
 
 
+@bounded
 @given(STARTS, st.sampled_from([field.name for field in fields(Payload)]))
 def test_r_key_exactly_what_was_changed_is_named(body: Json, member: str) -> None:
     first = payload_of_request(request(body))
@@ -324,6 +327,7 @@ def test_r_key_exactly_what_was_changed_is_named(body: Json, member: str) -> Non
     assert second.differs_from(first) == (member,)
 
 
+@bounded
 @given(STARTS)
 def test_r_key_what_was_asked_first_is_read_back_from_the_agentjob(body: Json) -> None:
     asked = request(body)
@@ -341,9 +345,10 @@ def test_r_key_what_was_asked_first_is_read_back_from_the_agentjob(body: Json) -
 # --- names
 
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=255)
-NAMED = st.tuples(st.binary(min_size=32, max_size=32), LABELS, st.text(min_size=1), KEYS)
+NAMED = st.tuples(st.binary(min_size=1, max_size=2), LABELS, st.text(min_size=1), KEYS)
 
 
+@bounded
 @given(NAMED, NAMED)
 def test_r_key_every_key_of_every_caller_has_a_name_of_its_own(
     first: tuple[bytes, str, str, str], second: tuple[bytes, str, str, str]
@@ -372,4 +377,4 @@ def test_a_name_differs_for(other: tuple[bytes, str, str, str]) -> None:
 def test_r_key_a_name_never_changes() -> None:
     """A release that named jobs otherwise would start what runs already."""
     name = job_name(b"\0" * 32, "search", CALLER, "key-1")
-    assert name == "job-PLACEHOLDER"
+    assert name == "job-yt62hbxctg5sr646wfxap6laum"

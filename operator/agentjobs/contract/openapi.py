@@ -18,12 +18,63 @@ from agentjobs.contract.operations import (
 from agentjobs.contract.problems import MEDIA_TYPE, ProblemType
 
 REF = "#/components/schemas/{model}"
-HEADERS = {
-    "Location": "Where the job is.",
-    "Retry-After": "Seconds after which it makes sense to ask again.",
-    "ETag": "Names the status of the job as of this answer; give it in If-None-Match.",
-    "Idempotency-Replayed": "true where the job was there before this request.",
+HEADERS: dict[str, dict[str, Any]] = {
+    "Location": {
+        "description": "Where the job is.",
+        "required": True,
+        "schema": {"type": "string", "format": "uri-reference"},
+    },
+    "Retry-After": {
+        "description": "Seconds after which it makes sense to ask again.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "ETag": {
+        "description": "Names the status of the job as of this answer; give it in If-None-Match.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "Idempotency-Replayed": {
+        "description": "true where the job was there before this request.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+    "WWW-Authenticate": {
+        "description": "How to authenticate.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
 }
+PROBLEM_HEADERS = {
+    HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate",),
+    HTTPStatus.TOO_MANY_REQUESTS: ("Retry-After",),
+    HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After",),
+}
+JOB_ID = {"job_id": "$response.body#/job_id"}
+SAME_JOB = {"job_id": "$request.path.job_id"}
+LINKS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "startJob": {
+        "status": ("getJob", JOB_ID),
+        "stop": ("stopJob", JOB_ID),
+        "output": ("getJobOutput", JOB_ID),
+        "result": ("getJobResult", JOB_ID),
+        "inputs": ("listInputs", JOB_ID),
+    },
+    "stopJob": {"status": ("getJob", JOB_ID)},
+    "getJob": {
+        "change": ("getJob", {**JOB_ID, "If-None-Match": "$response.header.ETag"}),
+        "stop": ("stopJob", JOB_ID),
+        "result": ("getJobResult", JOB_ID),
+    },
+    "listJobs": {
+        "next": ("listJobs", {"cursor": "$response.body#/next"}),
+        "changes": ("listJobs", {"since": "$response.body#/since"}),
+        "newest": ("getJob", {"job_id": "$response.body#/jobs/0/job_id"}),
+    },
+    "getJobOutput": {"next": ("getJobOutput", {**SAME_JOB, "cursor": "$response.body#/next"})},
+    "getJobResult": {"next": ("getJobResult", {**SAME_JOB, "cursor": "$response.body#/next"})},
+    "listInputs": {"answer": ("answerInput", {**SAME_JOB, "key": "$response.body#/inputs/0/key"})},
+}
+"""By operation: which calls its answer leads to, and what they take from it."""
 DESCRIPTION = f"""\
 Long tool runs as jobs with a handle. `POST /v1/jobs` answers at once with a job_id; a status is at
 most {MAX_STATUS_BYTES} bytes; a stop is honest: the status says how the job really ended; results
