@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from pydantic import BaseModel, ValidationError
 
 from agentjobs import codec
@@ -125,7 +125,9 @@ class Server:
                 self._metrics.request_seconds.labels(operation.id).observe(seconds)
             return response
 
-        self.app.router.add_route(operation.method, operation.path, handle)
+        self.app.router.add_route(
+            operation.method, operation.path, handle, expect_handler=_go_on_later
+        )
 
     async def _handle(
         self, operation: Operation, handler: Handler, request: web.Request
@@ -149,8 +151,10 @@ class Server:
         with self._busy.place():
             if self._not_ready():
                 raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
-            header = request.headers.get("Authorization", "")
-            caller = await self._reviews.authenticate(header, secure=request.secure)
+            header = request.headers.getall("Authorization", [""])
+            if len(header) > 1:
+                raise _invalid("header Authorization is given more than once")
+            caller = await self._reviews.authenticate(header[0], secure=request.secure)
             with self._busy_each.place(caller.name):
                 values = _values(operation, request)
                 body = await _body(operation.body, request) if operation.body else None
@@ -259,6 +263,10 @@ async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
     _check_headers(request)
     try:
         async with asyncio.timeout(BODY_SECONDS):
+            if "Expect" in request.headers and request.version == HttpVersion11:
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                # What is counted is the answer.
+                request.writer.output_size = 0
             raw = await request.read()
     except TimeoutError as error:
         raise ProblemError(
@@ -294,6 +302,12 @@ async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
         ) from error
 
 
+async def _go_on_later(request: web.Request) -> None:
+    """Ask for no body before it is known who sends it, and that it is not too large."""
+    if request.headers["Expect"].lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="Expect may be 100-continue")
+
+
 def _check_headers(request: web.Request) -> None:
     """Refuse a body for what is said of it.
 
@@ -304,7 +318,10 @@ def _check_headers(request: web.Request) -> None:
         wrong = "send Content-Type: application/json"
     elif (request.charset or "utf-8").lower() != "utf-8":
         wrong = "send JSON in UTF-8"
-    elif request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    elif (
+        request.headers.get("Content-Encoding", "identity").lower() != "identity"
+        or request.headers.get("Transfer-Encoding", "chunked").lower() != "chunked"
+    ):
         wrong = "send the body uncompressed"
     if wrong:
         raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, wrong)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 CHECK_SECONDS = 5.0
-BUFFER_BYTES = 32 * 1024
-"""Two records. asyncio keeps a quarter of a megabyte for each connection, used or not."""
+BUFFER_BYTES = 16 * 1024
+"""One record. asyncio keeps a quarter of a megabyte for each connection, used or not."""
 
 
 class Certificate:
