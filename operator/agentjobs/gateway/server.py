@@ -193,7 +193,7 @@ class Server:
 
 def _operation(request: web.Request) -> str:
     """What is asked for, in our own words: a path is the caller's, and logs are read by others."""
-    return request.get(OPERATION, "none")
+    return str(request.get(OPERATION, "none"))
 
 
 def answer(
