@@ -23,6 +23,10 @@ MERGE = "application/merge-patch+json"
 ROOTS = {
     "AgentJob": "/apis/agentjobs.dev/v1alpha1",
     "AgentTool": "/apis/agentjobs.dev/v1alpha1",
+    "ClusterAgentTool": "/apis/agentjobs.dev/v1alpha1",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1",
+    "InputRequest": "/apis/agentjobs.dev/v1alpha1",
     "Job": "/apis/batch/v1",
     "Lease": "/apis/coordination.k8s.io/v1",
     "Role": "/apis/rbac.authorization.k8s.io/v1",

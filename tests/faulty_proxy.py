@@ -15,6 +15,7 @@ from aiohttp import web
 
 HOP_BY_HOP = {"connection", "host", "transfer-encoding", "content-length", "content-encoding"}
 HANG = 5.0
+HOLD_POLL = 0.005
 SESSION = web.AppKey("session", aiohttp.ClientSession)
 GONE = (
     b'{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure",'
@@ -57,12 +58,14 @@ class Passed:
 class FaultyProxy:
     """Listens on 127.0.0.1 with plain HTTP; speaks to the API server with somebody's certificate.
 
-    `choose` says what happens to a request, from its method and its path with the query.
+    `choose` says what happens to a request, from its method and its path with the query. `hold`
+    says whether a piece of the answer to a path is still kept back, from its age in seconds.
     """
 
     def __init__(self, upstream: str, context: ssl.SSLContext, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.choose: Callable[[str, str], Fault] = lambda _method, _path: Fault.NONE
+        self.hold: Callable[[str, float], bool] = lambda _path, _age: False
         self.passed: list[Passed] = []
         self._port = port
         self._upstream = upstream
@@ -97,6 +100,11 @@ class FaultyProxy:
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
+        # Handlers of broken connections are left behind.
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _serve(self) -> None:
@@ -158,9 +166,17 @@ class FaultyProxy:
             passed = web.StreamResponse(status=answer.status, headers=kept)
             await passed.prepare(request)
             async for chunk in answer.content.iter_any():
+                came = time.monotonic()
+                while self.hold(request.path_qs, time.monotonic() - came):  # noqa: ASYNC110
+                    await asyncio.sleep(HOLD_POLL)
                 await passed.write(chunk)
             await passed.write_eof()
             return passed
+
+
+def is_watch_of(path: str, plural: str) -> bool:
+    """Whether a path, with its query, is a watch of that kind."""
+    return "watch=" in path and path.partition("?")[0].endswith(f"/{plural}")
 
 
 ANSWERS: dict[Fault, tuple[int, dict[str, str], bytes]] = {

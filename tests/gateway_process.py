@@ -10,6 +10,8 @@ from typing_extensions import override
 from tests.operator_process import OperatorProcess
 
 Document = dict[str, Any]
+PROBES = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False, timeout=2)
+"""As a kubelet probes: it looks at no certificate."""
 
 
 class GatewayProcess(OperatorProcess):
@@ -26,7 +28,16 @@ class GatewayProcess(OperatorProcess):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        scheme = "https" if "TLS_CERTIFICATE" in self._settings else "http"
+        return f"{scheme}://127.0.0.1:{self.port}"
+
+    @override
+    def _get(self, path: str) -> str | None:
+        try:
+            answer = PROBES.request("GET", self.url + path)
+        except urllib3.exceptions.HTTPError:
+            return None
+        return answer.data.decode() if answer.status == 200 else None
 
 
 @dataclass(frozen=True)

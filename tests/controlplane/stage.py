@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from tests.chart import only
 from tests.cluster import ControlPlane
 from tests.cluster.controlplane import free_ports
 from tests.controlplane.callers import Server
-from tests.controlplane.installed import OPERATOR
+from tests.controlplane.installed import GATEWAY, OPERATOR
 from tests.faulty_proxy import FaultyProxy
+from tests.gateway_process import GatewayProcess
 from tests.kubelet import Kubelet
 from tests.operator_process import OperatorProcess
 
@@ -30,6 +31,9 @@ SIDE_BY_SIDE = 4
 """Scenarios with operators of their own that are played at the same time."""
 ENDS = ("done", "failed", "cancelled", "timed_out")
 LOG_SHOWN = 4000
+WATCH_DELAY = 0.02
+CALLBACKS = json.dumps([{"hosts": ["receiver.example.com"]}])
+"""Where gateways let events go; operators are told by each scenario."""
 
 
 def template(**pod: Any) -> Document:
@@ -206,6 +210,7 @@ class Stage:
     kubelet: Kubelet
     _stack: ExitStack = field(default_factory=ExitStack)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _once: threading.Lock = field(default_factory=threading.Lock)
     room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(SIDE_BY_SIDE))
 
     def place(self, namespace: str) -> Place:
@@ -230,10 +235,7 @@ class Stage:
     ) -> OperatorProcess:
         """Start an operator for a place. It is ended with the stage at the latest."""
         name = name or f"operator-of-{place.namespace}"
-        with self._lock:
-            kubeconfig = self.plane.kubeconfig_for(OPERATOR, [name])
-        if through:
-            kubeconfig = self._rewired(kubeconfig, through.url)
+        kubeconfig = self._credentials(OPERATOR, name, through)
         scope = {"NAMESPACE": place.namespace, "WATCH_NAMESPACES": place.namespace}
         operator = OperatorProcess(name, kubeconfig, self.directory, {**scope, **(settings or {})})
         with self._lock:
@@ -244,17 +246,65 @@ class Stage:
 
     def proxy(self, place: Place) -> FaultyProxy:
         """A proxy that acts for the operator of a place."""
+        place.proxy = self._proxy_as(OPERATOR, f"{place.namespace}-proxied")
+        return place.proxy
+
+    def gateway(
+        self,
+        name: str,
+        *,
+        through: FaultyProxy | None = None,
+        wait: bool = True,
+        settings: Mapping[str, str | int] | None = None,
+    ) -> GatewayProcess:
+        """Start a replica of the gateway. It is ended with the stage at the latest.
+
+        The audit log knows it by its name, as one of its groups.
+        """
+        kubeconfig = self._credentials(GATEWAY, name, through)
+        gateway = GatewayProcess(
+            name, kubeconfig, self.directory, {"CALLBACKS_ALLOW": CALLBACKS, **(settings or {})}
+        )
         with self._lock:
-            kubeconfig = self.plane.kubeconfig_for(OPERATOR, [f"{place.namespace}-proxied"])
-        (port,) = free_ports(1)
-        proxy = FaultyProxy(self.plane.url, Server.of(kubeconfig).context, port)
-        with self._lock:
-            self._stack.enter_context(proxy)
-        place.proxy = proxy
-        return proxy
+            self._stack.callback(gateway.close)
+        gateway.start(wait=wait)
+        return gateway
+
+    def gateway_proxy(self, name: str) -> FaultyProxy:
+        """A proxy that acts for a replica of the gateway."""
+        return self._proxy_as(GATEWAY, name)
+
+    @cached_property
+    def _replicas(self) -> tuple[GatewayProcess, GatewayProcess]:
+        proxy = self.gateway_proxy("gateway-2")
+        proxy.hold = lambda path, age: "watch=" in path and age < WATCH_DELAY
+        first = self.gateway("gateway-1", wait=False)
+        second = self.gateway("gateway-2", through=proxy, wait=False)
+        for each in (first, second):
+            each.wait_until_ready()
+        return first, second
+
+    @property
+    def replicas(self) -> tuple[GatewayProcess, GatewayProcess]:
+        """Two replicas of the gateway for everybody; the second one's watches are late."""
+        with self._once:
+            return self._replicas
 
     def close(self) -> None:
         self._stack.close()
+
+    def _proxy_as(self, user: str, name: str) -> FaultyProxy:
+        context = Server.of(self._credentials(user, name, None)).context
+        (port,) = free_ports(1)
+        proxy = FaultyProxy(self.plane.url, context, port)
+        with self._lock:
+            self._stack.enter_context(proxy)
+        return proxy
+
+    def _credentials(self, user: str, group: str, through: FaultyProxy | None) -> Path:
+        with self._lock:
+            kubeconfig = self.plane.kubeconfig_for(user, [group])
+        return self._rewired(kubeconfig, through.url) if through else kubeconfig
 
     def _rewired(self, kubeconfig: Path, url: str) -> Path:
         config = json.loads(kubeconfig.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pytest
 
 from tests import audit
 from tests.controlplane.stage import ENDS, Place, Scenario, scenario, told_in
-from tests.faulty_proxy import Fault
+from tests.faulty_proxy import Fault, is_watch_of
 
 pytestmark = pytest.mark.controlplane
 
@@ -103,10 +103,6 @@ def dead_watch(place: Place) -> None:
     proxy.choose = lambda _method, _path: Fault.NONE
     operator.start()
     assert place.until_over("watched")["state"] == "done"
-
-
-def is_watch_of(path: str, plural: str) -> bool:
-    return "watch=" in path and path.partition("?")[0].endswith(f"/{plural}")
 
 
 def compacted() -> Callable[[str, str], Fault]:

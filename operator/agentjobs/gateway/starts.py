@@ -211,34 +211,39 @@ class Starts:
         end = loop.time() + PATIENCE_SECONDS
         pause = FIRST_PAUSE
         while True:
-            try:
-                made = await self._kube.create(AGENTJOBS, name.namespace, body)
-            except ConflictError:
-                # Its name is taken: by an equal start, or by one that used this key before us.
-                found = await self._read(name)
-                if found:
-                    return _same(found, request)
-                error: AgentJobError | None = None
-            except UnavailableError as unavailable:
-                error = unavailable
-            except KubeError as refusal:
-                # It may be there already, and the reason younger: a quota that it has filled.
-                found = await self._read(name)
-                if found:
-                    return _same(found, request)
-                if not _passes(refusal):
-                    self._refused(name.namespace, refusal)
-                error = refusal
-            else:
-                self._jobs.wrote(made)
-                return Outcome(record_of(made), repeated=False)
+            outcome = await self._create_once(name, body, request)
+            if isinstance(outcome, Outcome):
+                return outcome
             if loop.time() + pause > end:
-                log.warning("AgentJob %s/%s could not be created: %s", *name, error)
+                log.warning("AgentJob %s/%s could not be created: %s", *name, outcome)
                 raise try_later(
                     ProblemType.UNAVAILABLE, "repeat the request with the same Idempotency-Key"
-                ) from error
+                ) from outcome
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - no secret
             pause = min(2 * pause, LARGEST_PAUSE)
+
+    async def _create_once(
+        self, name: Name, body: dict[str, Any], request: StartRequest
+    ) -> Outcome | AgentJobError:
+        """Try to create it; return why that must be tried again.
+
+        :raises ProblemError: refused.
+        """
+        try:
+            made = await self._kube.create(AGENTJOBS, name.namespace, body)
+        except UnavailableError as error:
+            return error
+        except KubeError as refusal:
+            # Its name is taken: by an equal start, or by one that used this key before us. Or there
+            # is a reason younger than the job: a quota that it has filled.
+            found = await self._read(name)
+            if found:
+                return _same(found, request)
+            if not isinstance(refusal, ConflictError) and not _passes(refusal):
+                self._refused(name.namespace, refusal)
+            return refusal
+        self._jobs.wrote(made)
+        return Outcome(record_of(made), repeated=False)
 
     def _refused(self, namespace: str, refusal: KubeError) -> Never:
         message = str(refusal.status.get("message") or "")
