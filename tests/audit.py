@@ -19,6 +19,8 @@ class Request:
     user: str
     groups: tuple[str, ...]
     verb: str
+    group: str
+    """API group of the resource; empty for the oldest ones."""
     resource: str
     """With its subresource: `agentjobs/status`."""
     namespace: str
@@ -45,6 +47,7 @@ class Request:
             user=event["user"].get("username", ""),
             groups=tuple(event["user"].get("groups") or ()),
             verb=event["verb"],
+            group=target.get("apiGroup", ""),
             resource=resource,
             namespace=target.get("namespace", ""),
             name=target.get("name", ""),

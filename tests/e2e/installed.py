@@ -1,4 +1,4 @@
-"""The installed operator: its Deployment, its pod, and the process of it on this machine."""
+"""What is installed: the operator with the process of it on this machine, and the gateway."""
 
 import json
 import os
@@ -17,6 +17,8 @@ SELECTOR = "app.kubernetes.io/component=operator"
 COMMAND = (b"-m", b"agentjobs.main", b"operator")
 GONE_WITHIN = 30.0
 POLL = 0.05
+
+Document = dict[str, Any]
 
 
 class InstalledOperator:
@@ -76,6 +78,75 @@ class InstalledOperator:
 
     def _kubectl(self, *arguments: str) -> str:
         return self._cluster.kubectl("--namespace", NAMESPACE, *arguments)
+
+
+class InstalledGateway:
+    """Its replicas, as the chart installs them."""
+
+    REPLICAS = 2
+    DEPLOYMENT = "agentjobs-gateway"
+    SERVICE = f"http://{DEPLOYMENT}.{NAMESPACE}.svc:8080"
+    """Where pods reach it."""
+    ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{DEPLOYMENT}"
+    KEYS = "agentjobs-gateway-keys"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def urls(self) -> list[str]:
+        """Each replica that is ready, as this machine reaches it: a Service has no way in."""
+        found = [each for each in self.pods() if _is_ready(each)]
+        return [f"http://{each['status']['podIP']}:8080" for each in found]
+
+    def pods(self) -> list[Document]:
+        """Its pods, those that are going included."""
+        selector = "app.kubernetes.io/component=gateway"
+        items: list[Document] = self._get("pods", "--selector", selector)["items"]
+        return items
+
+    def restart(self) -> None:
+        """`kubectl rollout restart`, until the last pod from before is gone."""
+        before = {each["metadata"]["uid"] for each in self.pods()}
+        self._kubectl("rollout", "restart", f"deployment/{self.DEPLOYMENT}")
+        self.wait_until_ready()
+        self._wait_until_gone(before)
+
+    def renew_keys(self) -> None:
+        """Empty its Secret and start it anew; only while no job is named by its key."""
+        before = {each["metadata"]["uid"] for each in self.pods()}
+        self._kubectl("patch", "secret", self.KEYS, "--type=merge", "--patch", '{"data":null}')
+        self._kubectl("delete", "pods", "--selector", "app.kubernetes.io/component=gateway")
+        self._wait_until_gone(before)
+        self.wait_until_ready()
+
+    def keys(self) -> Document:
+        """The data of its Secret."""
+        data: Document = self._get("secret", self.KEYS).get("data") or {}
+        return data
+
+    def wait_until_ready(self) -> None:
+        self._kubectl("rollout", "status", f"deployment/{self.DEPLOYMENT}", "--timeout=90s")
+
+    def _wait_until_gone(self, uids: set[str]) -> None:
+        end = time.monotonic() + GONE_WITHIN
+        while left := uids & {each["metadata"]["uid"] for each in self.pods()}:
+            assert time.monotonic() < end, f"pods of the gateway are still there: {left}"
+            time.sleep(POLL * 4)
+
+    def _get(self, *what: str) -> Document:
+        found: Document = json.loads(self._kubectl("get", *what, "--output", "json"))
+        return found
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self._cluster.kubectl("--namespace", NAMESPACE, *arguments)
+
+
+def _is_ready(pod: Document) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        (each["type"], each["status"]) == ("Ready", "True") for each in conditions
+    )
 
 
 def send(pod_uid: str, number: signal.Signals) -> None:

@@ -15,7 +15,7 @@ from tests.cluster import Cluster
 from tests.cluster.binaries import binary
 from tests.cluster.imagebuild import product_version, recipes
 from tests.controlplane.callers import Server
-from tests.e2e.installed import NAMESPACE, InstalledOperator
+from tests.e2e.installed import NAMESPACE, InstalledGateway, InstalledOperator
 from tests.receiver import Receiver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +26,17 @@ POLL = 0.1
 TERMINAL = ("done", "failed", "cancelled", "timed_out")
 
 Document = dict[str, Any]
+
+LOCKED = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "runAsGroup": 65532,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""What a restricted namespace asks of a container."""
 
 
 @dataclass
@@ -46,6 +57,10 @@ class Platform:
     @property
     def operator(self) -> InstalledOperator:
         return InstalledOperator(self.cluster)
+
+    @property
+    def gateway(self) -> InstalledGateway:
+        return InstalledGateway(self.cluster)
 
     @cached_property
     def api(self) -> ApiClient:
@@ -145,15 +160,27 @@ class Platform:
         }
 
 
+IMAGE = {"repository": "docker.io/local/agentjobs", "tag": product_version()}
+STAYS = {"kubernetes.io/hostname": "node1"}
+"""The second node is lost in a test; operator and gateway must not go with it."""
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
 def install(cluster: Cluster, receiver: Receiver) -> Platform:
-    """Install the chart with the image of this work tree, allowed to call the receiver."""
+    """Install the chart with the image of this work tree, allowed to call the receiver.
+
+    Its namespace admits restricted pods only.
+    """
     cluster.load_image(recipes()["operator"].archive())
+    meta = {"name": NAMESPACE, "labels": RESTRICTED}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+    cluster.kubectl("apply", "-f", "-", input_text=json.dumps(namespace))
     values = {
-        "image": {"repository": "docker.io/local/agentjobs", "tag": product_version()},
+        "image": IMAGE,
         "callbacks": {"allow": [{"cidrs": [f"{cluster.host_address}/32"]}]},
+        "gateway": {"nodeSelector": STAYS, "replicas": InstalledGateway.REPLICAS},
         "operator": {
-            # The second node is lost in a test; the operator must not go with it.
-            "nodeSelector": {"kubernetes.io/hostname": "node1"},
+            "nodeSelector": STAYS,
             "extraEnv": [
                 {"name": "AGENTJOBS_NODE_LOST_SECONDS", "value": str(NODE_LOST_SECONDS)},
                 {"name": "AGENTJOBS_LINGER_SECONDS", "value": str(LINGER_SECONDS)},
@@ -162,8 +189,8 @@ def install(cluster: Cluster, receiver: Receiver) -> Platform:
     }
     command = [
         *(str(binary("helm")), "upgrade", "--install", "agentjobs", str(ROOT / "charts/agentjobs")),
-        *("--kubeconfig", str(cluster.kubeconfig), "--namespace", NAMESPACE, "--create-namespace"),
-        *("--values", "-", "--wait", "--timeout", "40s"),
+        *("--kubeconfig", str(cluster.kubeconfig), "--namespace", NAMESPACE),
+        *("--values", "-", "--wait", "--timeout", "90s"),
     ]
     done = subprocess.run(
         command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=180

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import ClusterError
-from tests.e2e.platform import BUSYBOX, Platform
+from tests.e2e.platform import BUSYBOX, LOCKED, Platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
 
@@ -44,15 +44,6 @@ for name in arguments environment token who; do
   echo "$name $data"
 done
 """
-LOCKED = {
-    "runAsNonRoot": True,
-    "runAsUser": 65532,
-    "runAsGroup": 65532,
-    "readOnlyRootFilesystem": True,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 def tool() -> Document:
