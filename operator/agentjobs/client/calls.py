@@ -76,7 +76,7 @@ class Client:
         """Prepare.
 
         :param url: of the gateway, `http(s)://host[:port][/path]`.
-        :param token: of the audience agentjobs.
+        :param token: of the audience agentjobs; a file (a Path) is read again for every request.
         :param namespace: where a call names none. Absent: that of the caller's ServiceAccount.
         :param tls: the file of the CA to trust, or a context; absent: the CAs of the system.
         :raises ValueError: that is no URL of a gateway.

@@ -36,7 +36,7 @@ class UnexpectedAnswerError(ClientError):
 
 
 class ProblemError(ClientError):
-    """A refusal. Nothing was changed by the call."""
+    """A refusal: by the gateway, or by what stands before it (`about:blank`)."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(_sentence(problem))
