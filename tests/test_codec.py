@@ -54,6 +54,8 @@ def test_r_args_an_integer_that_a_stranger_sends_stays_what_it_is(number: int) -
         pytest.param(b"[NaN, 1111111111111111111]", id="no number"),
         pytest.param(b'["\\ud800", 1111111111111111111]', id="half a character"),
         pytest.param(b"\xff", id="no UTF-8"),
+        pytest.param(b'{"a": 1, "b": {"c": 1, "c": 1}}', id="a member twice"),
+        pytest.param(rb'{"a": 1, "\u0061": 2}', id="a member twice, spelled otherwise"),
     ],
 )
 def test_what_a_stranger_sends_is_refused_if_anybody_would_stumble_over_it(raw: bytes) -> None:

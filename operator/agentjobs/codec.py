@@ -6,7 +6,6 @@ up at 254 levels when it writes and at 1024 when it reads, kopf reads with the s
 """
 
 import json
-import re
 import sys
 from typing import Any
 
@@ -15,8 +14,6 @@ import orjson
 DEEPEST = 10_000
 """The API server's own reader gives up there (Go's encoding/json)."""
 FRAMES = 2
-LARGE_NUMBER = re.compile(rb"[0-9]{19}")
-"""What may be an integer beyond 64 bits."""
 
 
 def loads(content: bytes) -> Any:
@@ -49,15 +46,20 @@ def allow_depth() -> None:
 def parse(content: bytes) -> Any:
     """Read JSON that a stranger sent: nothing deeper than orjson takes, no lone surrogates.
 
-    Integers stay what they are: orjson makes floats of those beyond 64 bits, which are other
-    numbers, and nobody could refuse them any more.
+    Orjson is the stricter reader. But it makes floats of integers beyond 64 bits, which are other
+    numbers, and takes the last of two equal members, where another reader may take the first.
 
     :raises ValueError: it is none.
     """
-    value = orjson.loads(content)
-    if not LARGE_NUMBER.search(content):
-        return value
+    orjson.loads(content)
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_members)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("an object has two members of the same name")
+    return members
