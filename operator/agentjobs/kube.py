@@ -5,6 +5,8 @@ made by aiohttp on plain JSON, since every object here is either passed on as it
 parsed into a small view at once.
 """
 
+import asyncio
+import contextlib
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -29,6 +31,8 @@ CONNECT_SECONDS = 5
 PAGE = 500
 WATCH_SECONDS = 290
 """After which the API server ends a watch, so that load balancers do not."""
+LOG_IDLE_SECONDS = 2.0
+"""After which a reader of a silent log is told so."""
 WATCH_SILENCE_SECONDS = 120
 """Bookmarks come about once a minute; a watch without them is dead."""
 ERROR_BODY_BYTES = 64 * 1024
@@ -286,6 +290,34 @@ class Kube:
                         yield _event(line, path)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"WATCH {path}: {error or type(error).__name__}") from error
+
+    async def follow_log(
+        self, namespace: str, pod: str, container: str, *, since: str | None, follow: bool
+    ) -> AsyncIterator[bytes]:
+        """Yield a container's log with timestamps, as it comes; an empty piece now and then.
+
+        :param since: RFC 3339 time in whole seconds from which on; None: all that there is.
+        :raises NotFoundError: the pod is gone.
+        :raises UnavailableError: try again later.
+        """
+        params = {"container": container, "timestamps": "true", "follow": str(follow).lower()}
+        if since:
+            params["sinceTime"] = since
+        path = PODS.path(namespace, pod, "log")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._open("GET", path, params=params, timeout=timeout) as answer:
+                if answer.status >= HTTPStatus.BAD_REQUEST:
+                    content = await answer.read()
+                    raise _error(answer.status, answer.headers, content, f"LOG {path}")
+                while not answer.content.at_eof():
+                    piece = b""
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOG_IDLE_SECONDS):
+                            piece = await answer.content.readany()
+                    yield piece
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UnavailableError(f"LOG {path}: {error or type(error).__name__}") from error
 
     async def last_line(self, namespace: str, pod: str, container: str) -> str:
         """The last line that a container printed, however long; empty where there is none.

@@ -18,6 +18,7 @@ from agentjobs.metrics import GatewayMetrics, Metrics
 from agentjobs.operator import Operator
 from agentjobs.settings import GatewaySettings, Settings, SettingsError
 from agentjobs.signing import Signer, load_signer
+from agentjobs.store import OutputStore
 
 log = logging.getLogger(__name__)
 GC_THRESHOLDS = (50_000, 50, 1000)
@@ -57,7 +58,7 @@ async def run_operator(settings: Settings, access: Access) -> int:
     destinations = _destinations(settings, access)
     metrics = Metrics()
     async with Kube(access) as kube:
-        operator = Operator(settings, access, kube, metrics)
+        operator = Operator(settings, access, kube, metrics, open_store(settings.output_store))
         app = make_app(metrics, ready=operator.not_ready, refresh=operator.refresh)
         try:
             runner = await serve(app, settings.listen, settings.port)
@@ -94,6 +95,19 @@ def _destinations(settings: Settings | GatewaySettings, access: Access) -> Desti
         )
     except ValueError as error:
         raise SettingsError(f"AGENTJOBS_CALLBACKS_ALLOW: {error}") from error
+
+
+def open_store(url: str) -> OutputStore | None:
+    """Open the store of output, where there is one.
+
+    :raises SettingsError: the URL is none of a store.
+    """
+    if not url:
+        return None
+    try:
+        return OutputStore.open(url)
+    except ValueError as error:
+        raise SettingsError(f"AGENTJOBS_OUTPUT_STORE: {error}") from error
 
 
 async def _signer(kube: Kube, namespace: str) -> Signer:

@@ -52,6 +52,10 @@ class Metrics:
             "agentjobs_end_seconds", "From the tool's end to the terminal status.", buckets=SECONDS,
             registry=self.registry,
         )  # fmt: skip
+        self.streams = Gauge(
+            "agentjobs_output_streams", "Containers whose output is followed.",
+            registry=self.registry,
+        )  # fmt: skip
         self.events_dropped = Counter(
             "agentjobs_events_dropped", "Kubernetes Events that were not sent.",
             registry=self.registry,

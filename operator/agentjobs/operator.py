@@ -22,6 +22,8 @@ from agentjobs.passes import Passes
 from agentjobs.relist import Relist
 from agentjobs.settings import Settings
 from agentjobs.signing import Signer
+from agentjobs.store import OutputStore
+from agentjobs.streams import Source, Streams
 from agentjobs.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -31,8 +33,16 @@ RETRY_SECONDS = 1.0
 class Operator:
     """Waits for leadership, then leads until a signal comes or leadership is lost."""
 
-    def __init__(self, settings: Settings, access: Access, kube: Kube, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        access: Access,
+        kube: Kube,
+        metrics: Metrics,
+        store: OutputStore | None,
+    ) -> None:
         self._settings = settings
+        self._store = store
         self._access = access
         self._kube = kube
         self._metrics = metrics
@@ -74,9 +84,10 @@ class Operator:
         if not await _unless(stop, self._lease.acquire()):
             return 0
         dispatcher: Dispatcher[Key] = Dispatcher(signer, destinations, self._queue.add)
+        streams = self._make_streams()
         code = 0
         try:
-            await self._lead(stop, dispatcher, destinations)
+            await self._lead(stop, dispatcher, destinations, streams)
         except* LostLeadershipError as lost:
             log.error("%s; starting again as a follower", lost.exceptions[0])
             code = 1
@@ -85,11 +96,17 @@ class Operator:
             code = 1
         finally:
             await dispatcher.close()
+            if streams:
+                await streams.close()
             await self._lease.release()
         return code
 
     async def _lead(
-        self, stop: asyncio.Event, dispatcher: Dispatcher[Key], destinations: Destinations
+        self,
+        stop: asyncio.Event,
+        dispatcher: Dispatcher[Key],
+        destinations: Destinations,
+        streams: Streams[Key] | None,
     ) -> None:
         self._unready = "the first list is not complete yet"
         notices = Notices(
@@ -103,6 +120,7 @@ class Operator:
             self._metrics,
             self._policy(destinations),
             fence=self._lease.fence,
+            streams=streams,
         )
         namespaces = self._settings.watch_namespaces
         feed = Feed(self._cache, self._queue, self._passes, self._metrics)
@@ -121,6 +139,24 @@ class Operator:
             for task in tasks:
                 task.cancel()
         log.info("ended")
+
+    def _make_streams(self) -> Streams[Key] | None:
+        if self._store is None:
+            return None
+        return Streams(
+            self._kube,
+            self._store,
+            self._metrics,
+            tell=self._queue.add,
+            over=self._is_over,
+            patience=self._settings.log_patience_seconds,
+        )
+
+    def _is_over(self, source: Source) -> bool:
+        """Whether a container has ended, as far as its watch has shown."""
+        pods = self._cache.pods(source.job_uid)
+        pod = next((each for each in pods if each.uid == source.pod_uid), None)
+        return pod is None or pod.dead or not (pod.tool and pod.tool.running)
 
     def _policy(self, destinations: Destinations) -> Policy:
         return Policy(

@@ -19,17 +19,22 @@ from agentjobs.dispatch import Dispatcher, Letter
 from agentjobs.domain.callbacks import event_body
 from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
+from agentjobs.domain.keeping import is_archived
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.nodes import lose_pods
 from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine, ReadPods, ReadTool
+from agentjobs.domain.output import stream_name
 from agentjobs.domain.plan import (
     Action,
     AddFinalizer,
+    ArchiveOutput,
     CreateJob,
     DeleteAgentJob,
     DeleteJob,
+    DeleteOutput,
     Deliver,
     ExpirePod,
+    FollowOutput,
     Plan,
     RemoveFinalizer,
     RetireJob,
@@ -53,9 +58,12 @@ from agentjobs.kube import (
 )
 from agentjobs.metrics import Metrics
 from agentjobs.notices import Notices
+from agentjobs.store import StoreError
+from agentjobs.streams import Source, Streams
 
 log = logging.getLogger(__name__)
 READS_PER_PASS = 3
+STORE_PATIENCE = timedelta(minutes=5)
 LOG_PATIENCE = timedelta(seconds=60)
 """How long a kubelet that does not answer is asked for the last line of a log."""
 
@@ -77,7 +85,7 @@ class _LookedUp:
 class Passes:
     """Makes passes. What it remembers between them only saves requests, and may be lost."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a pass reads and writes with
         self,
         kube: Kube,
         cache: Cache,
@@ -87,10 +95,12 @@ class Passes:
         policy: Policy,
         *,
         fence: Callable[[], None],
+        streams: Streams[Key] | None = None,
     ) -> None:
         """Prepare.
 
         :param fence: raises when this process may not write any more (R-CLAIM).
+        :param streams: keeps output, where there is a store for it.
         """
         self._kube = kube
         self._cache = cache
@@ -99,6 +109,7 @@ class Passes:
         self._metrics = metrics
         self._policy = policy
         self._fence = fence
+        self._streams = streams
         self._refusals: dict[str, _LookedUp] = {}
         self._children_seen: dict[str, tuple[str, str]] = {}
         self._written_at: dict[str, datetime] = {}
@@ -160,8 +171,7 @@ class Passes:
         if plan.status:
             with self._cache.claiming(key) if plan.status.attempts else contextlib.nullcontext():
                 await self._write_status(key, record, job, plan.status)
-            for event_id in seen.outcomes:
-                self._dispatcher.settle(event_id)
+            self._settle(seen)
         for note in plan.notes:
             self._notices.post(job, note)
         again = False
@@ -207,6 +217,8 @@ class Passes:
             slots=self._cache.slots(Key(meta.namespace, meta.name)),
             outcomes={each: found for each, found in outcomes.items() if found},
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
+            keeps_output=self._streams is not None,
+            archived=self._streams.archived(meta.uid) if self._streams else None,
             written_at=self._written_at.get(meta.uid),
         )
 
@@ -286,10 +298,36 @@ class Passes:
                 self._cache.drop_agentjob(key, record.uid)
                 self.forget(record.uid)
 
+    def _settle(self, seen: Observed) -> None:
+        """Forget what was written into the status."""
+        for event_id in seen.outcomes:
+            self._dispatcher.settle(event_id)
+        if self._streams and seen.archived:
+            self._streams.settle(seen.job.metadata.uid)
+
     async def _act(self, key: Key, job: AgentJob, action: Action) -> bool:
         """Do one thing; return whether the result should be looked at right away."""
         self._fence()
         self._metrics.writes.labels(type(action).__name__).inc()
+        match action:
+            case CreateJob() | SuspendJob() | RetireJob() | DeleteJob() | ExpirePod():
+                return await self._act_on_child(key, job, action)
+            case FollowOutput() | ArchiveOutput() | DeleteOutput():
+                await self._output(key, job, action)
+            case Deliver():
+                self._deliver(key, action)
+            case AddFinalizer() | RemoveFinalizer():
+                return await self._finalizers(key, job, held=isinstance(action, AddFinalizer))
+            case DeleteAgentJob():
+                await self._kube.delete(AGENTJOBS, key.namespace, key.name, job.metadata.uid)
+        return False
+
+    async def _act_on_child(
+        self,
+        key: Key,
+        job: AgentJob,
+        action: CreateJob | SuspendJob | RetireJob | DeleteJob | ExpirePod,
+    ) -> bool:
         match action:
             case CreateJob():
                 return await self._create(key, job, action.body)
@@ -299,12 +337,6 @@ class Passes:
                 await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
             case ExpirePod():
                 await self._expire(key, action)
-            case Deliver():
-                self._deliver(key, action)
-            case AddFinalizer() | RemoveFinalizer():
-                return await self._finalizers(key, job, held=isinstance(action, AddFinalizer))
-            case DeleteAgentJob():
-                await self._kube.delete(AGENTJOBS, key.namespace, key.name, job.metadata.uid)
         return False
 
     async def _create(self, key: Key, job: AgentJob, body: dict[str, Any]) -> bool:
@@ -360,6 +392,36 @@ class Passes:
         except NotFoundError:
             self._cache.lose_job(Key(key.namespace, action.name, "Job"), action.uid)
 
+    async def _output(
+        self, key: Key, job: AgentJob, action: FollowOutput | ArchiveOutput | DeleteOutput
+    ) -> None:
+        """Follow, put together or delete what a job's tool prints."""
+        if self._streams is None:
+            return
+        uid = job.metadata.uid
+        match action:
+            case FollowOutput():
+                self._streams.follow(_source(key, uid, action))
+            case ArchiveOutput():
+                sources = [_source(key, uid, each) for each in action.sources]
+                self._streams.archive(key, uid, sources)
+            case DeleteOutput():
+                await self._delete_output(job)
+
+    async def _delete_output(self, job: AgentJob) -> None:
+        """Delete what was kept; a store that fails must not hold up a deletion for ever.
+
+        :raises StoreError: try again later.
+        """
+        asked = job.metadata.deletion_timestamp or utc_now()
+        try:
+            if self._streams:
+                await self._streams.delete(job.metadata.uid)
+        except StoreError as error:
+            if utc_now() < asked + STORE_PATIENCE:
+                raise
+            log.error("output of AgentJob %s is left behind: %s", job.metadata.uid, error)
+
     def _deliver(self, key: Key, action: Deliver) -> None:
         """Hand an event of the stored outbox to the dispatcher."""
         record = self._cache.records.get(key)
@@ -390,6 +452,9 @@ class Passes:
         record = self._cache.records.get(key)
         if record is None or not record.finished:
             return
+        if self._streams and job.status.started_at and not is_archived(job.status):
+            # What is to be read of their logs is found by their pods.
+            return
         self._refusals.pop(job.metadata.uid, None)
         self._cache.forget_dependent(job, key)
         for attempt in job.status.attempts or ():
@@ -411,3 +476,15 @@ class Passes:
             cause = status.cause.code.value if status.cause else ""
             self._metrics.finished.labels(status.state.value, cause).inc()
             self._metrics.end_seconds.observe(max((now - status.finished_at).total_seconds(), 0))
+
+
+def _source(key: Key, uid: str, action: FollowOutput) -> Source:
+    stream = stream_name(action.attempt, action.index, action.pod_uid)
+    return Source(
+        namespace=key.namespace,
+        pod=action.pod,
+        pod_uid=action.pod_uid,
+        job_uid=action.job_uid,
+        container=action.container,
+        path=f"{uid}/{stream}",
+    )

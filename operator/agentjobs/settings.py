@@ -42,6 +42,10 @@ class Settings:
     linger_seconds: int = 30
     gateway_url: str = ""
     """Where agents read results; part of events."""
+    output_store: str = ""
+    """URL of the store that output is kept in; empty: none is kept."""
+    log_patience_seconds: int = 60
+    """How long a log that cannot be read is asked for after its container has ended."""
     callbacks_allow: str = ""
     """Where events may be sent: a JSON list of {namespaces, hosts, cidrs, ports}. None: nowhere."""
     callbacks_insecure_loopback: bool = False
@@ -78,6 +82,8 @@ class Settings:
             grace_ceiling_seconds=get.number("GRACE_CEILING_SECONDS", cls.grace_ceiling_seconds),
             node_lost_seconds=get.number("NODE_LOST_SECONDS", cls.node_lost_seconds),
             gateway_url=get.text("GATEWAY_URL", ""),
+            output_store=get.text("OUTPUT_STORE", ""),
+            log_patience_seconds=get.number("LOG_PATIENCE_SECONDS", cls.log_patience_seconds),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
             callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
             linger_seconds=get.number("LINGER_SECONDS", cls.linger_seconds),

@@ -155,6 +155,7 @@ class Reason(StrEnum):
     ATTEMPT_FAILED = "AttemptFailed"
     GRACE_PERIOD_CUT = "GracePeriodCut"
     OPERATOR_FORBIDDEN = "OperatorForbidden"
+    ARCHIVED = "Archived"
     DELIVERED = "Delivered"
     DELIVERY_PENDING = "DeliveryPending"
     DELIVERY_FAILED = "DeliveryFailed"

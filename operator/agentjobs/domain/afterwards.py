@@ -18,20 +18,26 @@ from agentjobs.domain import status as st
 from agentjobs.domain.callbacks import DELETION_PATIENCE, after, give_up, pending
 from agentjobs.domain.children import JobView
 from agentjobs.domain.finish import owed_by
+from agentjobs.domain.keeping import is_archived, with_archived
 from agentjobs.domain.mirror import (
     stamped,
     with_condition,
+    with_status,
 )
 from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import (
     DeleteAgentJob,
     DeleteJob,
+    DeleteOutput,
     Deliver,
     Note,
     Plan,
     RemoveFinalizer,
     SuspendJob,
 )
+
+TOGETHER = timedelta(seconds=3)
+"""What became of output and events is written together where that takes no longer."""
 
 
 def after_end(seen: Observed) -> Plan:
@@ -43,9 +49,25 @@ def after_end(seen: Observed) -> Plan:
         # Its queue would go on counting it.
         return Plan(actions=(DeleteJob(child.name, child.uid),), requeue_at=seen.now)
     deliveries = seen.job.status.callback.deliveries if seen.job.status.callback else ()
+    return _record(seen, deliveries) or _go_on(seen, deliveries)
+
+
+def _record(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan | None:
+    """Write what became of output and deliveries, if that is news."""
     settled = tuple(_settled(seen, each) for each in deliveries)
+    status = with_archived(seen, seen.job.status)
     if settled != deliveries:
-        return _write(seen, settled)
+        soon = (seen.job.status.finished_at or seen.now) + TOGETHER
+        waits = seen.keeps_output and seen.job.status.started_at and not is_archived(status)
+        if waits and seen.now < soon:
+            return Plan(requeue_at=soon)
+        return _write(with_status(seen, status), settled)
+    if status != seen.job.status:
+        return Plan(status=st.fit(stamped(seen, status)), requeue_at=seen.now)
+    return None
+
+
+def _go_on(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
     owed = owed_by(seen.job.status)
     if seen.job.metadata.deletion_timestamp:
         return _let_go(seen, owed)
@@ -119,7 +141,8 @@ def _let_go(seen: Observed, owed: Sequence[Delivery]) -> Plan:
         outbox = seen.job.status.callback
         deliveries = outbox.deliveries if outbox else ()
         return _write(seen, tuple(given_up.get(each.id, each) for each in deliveries))
-    return Plan(actions=(RemoveFinalizer(),))
+    kept = (DeleteOutput(),) if seen.keeps_output else ()
+    return Plan(actions=(*kept, RemoveFinalizer()))
 
 
 def _expires_at(seen: Observed, deliveries: Sequence[Delivery]) -> datetime:

@@ -9,6 +9,7 @@ from agentjobs.api.agenttool import AgentTool
 from agentjobs.domain.callbacks import Outcome
 from agentjobs.domain.children import JobView
 from agentjobs.domain.destinations import Destinations
+from agentjobs.domain.output import Archived
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import Refusal
 
@@ -119,5 +120,9 @@ class Observed:
     """Tries to deliver events that ended since the last status write, by event id."""
     in_flight: frozenset[str] = frozenset()
     """Events that are being tried."""
+    keeps_output: bool = False
+    """Whether there is a store that output is kept in."""
+    archived: Archived | None = None
+    """What was kept of the output, once that is all."""
     written_at: datetime | None = None
     """When this process last wrote the status."""

@@ -57,6 +57,32 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowOutput:
+    """Keep what a tool's container prints."""
+
+    pod: str
+    pod_uid: str
+    job_uid: str
+    """Of the batch/v1 Job."""
+    container: str
+    attempt: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOutput:
+    """See to it that all output of the job that can still be had is stored."""
+
+    sources: tuple[FollowOutput, ...]
+    """Containers that are there to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOutput:
+    """Delete what was kept of the job's output."""
+
+
+@dataclass(frozen=True, slots=True)
 class AddFinalizer:
     """Keep the AgentJob until its pod was ended honestly."""
 
@@ -78,6 +104,9 @@ Action = (
     | DeleteJob
     | ExpirePod
     | Deliver
+    | FollowOutput
+    | ArchiveOutput
+    | DeleteOutput
     | AddFinalizer
     | RemoveFinalizer
     | DeleteAgentJob

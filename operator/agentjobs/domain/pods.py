@@ -11,6 +11,7 @@ NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 """What the kubelet writes as start of a container that could not be started."""
 STATUS_UNKNOWN = "ContainerStatusUnknown"
 """The kubelet's stand-in for an end that it did not see; its exit code is made up."""
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 START_FAILURES = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
 
 
@@ -115,6 +116,8 @@ class PodView:
     uid: str
     name: str
     job_uid: str = ""
+    index: int = 0
+    """Of an indexed Job: which of its completions."""
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
@@ -154,6 +157,7 @@ class PodView:
             uid=meta["uid"],
             name=meta["name"],
             job_uid=controller_uid(meta, "Job"),
+            index=_index(annotations),
             phase=status.get("phase") or "Pending",
             reason=status.get("reason") or "",
             message=status.get("message") or "",
@@ -214,6 +218,11 @@ class PodView:
     def as_gone(self) -> "PodView":
         """Return what is remembered of it after its deletion."""
         return replace(self, gone=True)
+
+
+def _index(annotations: Mapping[str, str]) -> int:
+    text = annotations.get(COMPLETION_INDEX) or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0  # noqa: PLR2004
 
 
 def tool_container(annotations: Mapping[str, str], containers: Iterable[Any]) -> str:

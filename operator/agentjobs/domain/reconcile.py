@@ -6,9 +6,12 @@ pass finds the stage anew from the stored status and from what is seen of Job an
 depends on an earlier one having been made.
 """
 
+from dataclasses import replace
+
 from agentjobs.domain.afterwards import after_end
 from agentjobs.domain.attempt import during
 from agentjobs.domain.claim import before_start
+from agentjobs.domain.keeping import keep_output
 from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import Plan
 from agentjobs.domain.retries import between
@@ -17,6 +20,14 @@ from agentjobs.domain.status import current_attempt
 
 def decide(seen: Observed) -> Plan:
     """Decide what is to be done for one AgentJob, from what was read and nothing else."""
+    plan = _stage(seen)
+    if plan.need is not None or not seen.keeps_output or seen.job.metadata.deletion_timestamp:
+        # Of an AgentJob that is being deleted nothing is kept.
+        return plan
+    return replace(plan, actions=(*plan.actions, *keep_output(seen, plan)))
+
+
+def _stage(seen: Observed) -> Plan:
     status = seen.job.status
     if status.finished_at:
         return after_end(seen)

@@ -1,0 +1,55 @@
+"""Which output is to be kept: followed from its start, put together after the end (R-OUTPUT)."""
+
+from agentjobs.api.agentjob import AgentJobStatus, Output
+from agentjobs.api.names import ConditionType, Reason
+from agentjobs.domain import status as st
+from agentjobs.domain.mirror import with_condition
+from agentjobs.domain.observed import Observed
+from agentjobs.domain.plan import Action, ArchiveOutput, FollowOutput, Plan
+
+
+def keep_output(seen: Observed, plan: Plan) -> tuple[Action, ...]:
+    """What has to be done so that no output is lost."""
+    status = plan.status or seen.job.status
+    if not status.started_at:
+        return ()
+    if status.finished_at:
+        return () if is_archived(status) or seen.archived else (ArchiveOutput(_sources(seen)),)
+    return _sources(seen)
+
+
+def is_archived(status: AgentJobStatus) -> bool:
+    """Whether the record says what was kept."""
+    return st.condition(status, ConditionType.OUTPUT_ARCHIVED) is not None
+
+
+def with_archived(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
+    """Record what was kept, if that is known by now."""
+    found = seen.archived
+    if found is None or is_archived(status):
+        return status
+    output = Output(bytes=found.size, sha256=found.sha256 or None, gaps=found.gaps)
+    parts = {0: "all of it", 1: "with one gap"}.get(found.gaps, f"with {found.gaps} gaps")
+    return with_condition(
+        seen,
+        status.model_copy(update={"output": output}),
+        ConditionType.OUTPUT_ARCHIVED,
+        Reason.ARCHIVED,
+        message=f"{found.size} bytes are kept, {parts}",
+    )
+
+
+def _sources(seen: Observed) -> tuple[FollowOutput, ...]:
+    attempt = st.current_attempt(seen.job.status)
+    return tuple(
+        FollowOutput(
+            pod=pod.name,
+            pod_uid=pod.uid,
+            job_uid=pod.job_uid,
+            container=pod.tool_name,
+            attempt=attempt.number if attempt else 1,
+            index=pod.index,
+        )
+        for pod in seen.pods
+        if pod.started
+    )

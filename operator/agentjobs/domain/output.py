@@ -1,0 +1,355 @@
+"""A tool's output: cut into chunks as it comes, joined again in pages (R-OUTPUT).
+
+A chunk is one object: a head on a line of its own, then the bytes as they were printed. Its name is
+the offset of its first byte, so a list shows what is there. Chunks are written once and in order;
+the head of the last one says where to go on in the container's log.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Literal, Self
+
+CHUNK_BYTES: Final = 1024 * 1024
+CHUNK_AGE: Final = timedelta(seconds=5)
+"""Output is readable this long after it was printed, at the latest."""
+OFFSET_DIGITS: Final = 16
+END: Final = "end"
+"""Name of the object that says that a stream is whole."""
+LONGEST_STAMP: Final = 64
+LINE_END: Final = 0x0A
+STAMP: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the log of a container, as far as the kubelet lets one find it again.
+
+    The kubelet stamps each line; a log is read again from a time with whole seconds.
+    """
+
+    stamp: str = ""
+    """RFC 3339 time of the last line that was taken in, with nanoseconds; empty: none was."""
+    same: int = 0
+    """How many lines with this very stamp were taken in, the last one included."""
+    taken: int = 0
+    """Bytes of the last line that were taken in."""
+
+    @property
+    def since(self) -> str | None:
+        """`sinceTime` of a log that holds this place."""
+        return f"{self.stamp[:19]}Z" if self.stamp else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A place where output is missing."""
+
+    offset: int
+    """Bytes of output before it."""
+    reason: str
+
+
+ROTATED: Final = "the container's log was rotated while nobody read it"
+LOST: Final = "the container's log was gone before it could be read to its end"
+
+
+class NoLogError(ValueError):
+    """What was served as a log with timestamps is none."""
+
+
+class LogReader:
+    """Takes the stamps out of a log, and passes over what an earlier stream has taken in.
+
+    Memory does not grow with the length of a line.
+    """
+
+    def __init__(self, mark: Mark) -> None:
+        self._begin = mark
+        self._passed = 0
+        """Lines seen that have the stamp of the mark."""
+        self._settled = not mark.stamp
+        """Whether the mark lies behind."""
+        self._stamp = bytearray()
+        self._in_line = False
+        self._skip = 0
+        """Bytes of this line that were taken in before; -1: all of them."""
+        self.mark = mark
+        self.rotated = False
+        """Whether the place of the mark was not there any more."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes of a log with timestamps; return what is new of the output.
+
+        :raises NoLogError: it is none.
+        """
+        kept: list[bytes] = []
+        view = memoryview(data)
+        at, size = 0, len(data)
+        while at < size:
+            if not self._in_line:
+                at = self._read_stamp(data, at)
+                continue
+            end = data.find(LINE_END, at)
+            stop = size if end < 0 else end + 1
+            self._take(view[at:stop], kept)
+            self._in_line = end < 0
+            at = stop
+        return b"".join(kept)
+
+    def _read_stamp(self, data: bytes, at: int) -> int:
+        end = data.find(b" ", at)
+        stop = len(data) if end < 0 else end
+        self._stamp += data[at:stop]
+        if end < 0:
+            return stop
+        self._begin_line(bytes(self._stamp[:LONGEST_STAMP]).decode("ascii", "replace"))
+        self._stamp.clear()
+        return end + 1
+
+    def _begin_line(self, stamp: str) -> None:
+        if not STAMP.match(stamp):
+            # A kubelet that finds no log answers 200 with a sentence.
+            raise NoLogError(stamp)
+        self._in_line = True
+        self._skip = 0
+        if not self._settled:
+            if stamp < self._begin.stamp:
+                self._skip = -1
+                return
+            if stamp == self._begin.stamp:
+                self._passed += 1
+                if self._passed < self._begin.same:
+                    self._skip = -1
+                    return
+                self._skip = self._begin.taken
+                self._settled = True
+                return
+            self.rotated = self._passed < self._begin.same
+            self._settled = True
+        same = self.mark.same + 1 if stamp == self.mark.stamp else 1
+        self.mark = Mark(stamp, same, 0)
+
+    def _take(self, piece: memoryview, kept: list[bytes]) -> None:
+        if self._skip < 0:
+            return
+        if self._skip:
+            passed = min(self._skip, len(piece))
+            self._skip -= passed
+            piece = piece[passed:]
+        if len(piece):
+            kept.append(bytes(piece))
+            mark = self.mark
+            self.mark = Mark(mark.stamp, mark.same, mark.taken + len(piece))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of a chunk beside its bytes."""
+
+    mark: Mark
+    """Where its last byte stands in the log."""
+    gaps: tuple[Gap, ...] = ()
+    """All gaps of the stream up to its end."""
+
+    def encode(self) -> bytes:
+        """One line of JSON."""
+        gaps = [[gap.offset, gap.reason] for gap in self.gaps]
+        mark = [self.mark.stamp, self.mark.same, self.mark.taken]
+        return json.dumps({"mark": mark, "gaps": gaps}).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes) -> tuple[Self, bytes]:
+        """Head and bytes of a chunk.
+
+        :raises ValueError: it is none.
+        """
+        line, _, data = content.partition(b"\n")
+        head = json.loads(line)
+        gaps = tuple(Gap(int(offset), str(reason)) for offset, reason in head["gaps"])
+        return cls(Mark(*head["mark"]), gaps), data
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of output, ready to be stored."""
+
+    offset: int
+    data: bytes
+    head: Head
+
+    @property
+    def name(self) -> str:
+        """Name of its object within the stream."""
+        return f"{self.offset:0{OFFSET_DIGITS}d}"
+
+    def encode(self) -> bytes:
+        """Content of its object."""
+        return self.head.encode() + self.data
+
+
+@dataclass(slots=True)
+class Chunks:
+    """Collects output until there is enough of it, or it has waited long enough."""
+
+    offset: int = 0
+    """Bytes of the stream that were cut so far."""
+    gaps: list[Gap] = field(default_factory=list)
+    _waiting: bytearray = field(default_factory=bytearray)
+    _since: datetime | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the stream so far."""
+        return self.offset + len(self._waiting)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When what waits is to be cut off though it is little."""
+        return self._since + CHUNK_AGE if self._since else None
+
+    def add(self, data: bytes, now: datetime) -> None:
+        """Take in output."""
+        if data:
+            self._waiting += data
+            self._since = self._since or now
+
+    def miss(self, reason: str) -> None:
+        """Note that output is missing here."""
+        self.gaps.append(Gap(self.size, reason))
+
+    def full(self, now: datetime) -> bool:
+        """Whether what waits is to be cut off."""
+        due = self.due_at
+        return len(self._waiting) >= CHUNK_BYTES or (due is not None and now >= due)
+
+    def cut(self, mark: Mark) -> Chunk | None:
+        """Cut off what waits, whose last byte stands at that mark."""
+        if not self._waiting:
+            return None
+        chunk = Chunk(self.offset, bytes(self._waiting), Head(mark, tuple(self.gaps)))
+        self.offset += len(self._waiting)
+        self._waiting.clear()
+        self._since = None
+        return chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a stream came to in the end."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    gaps: tuple[Gap, ...] = ()
+
+    def encode(self) -> bytes:
+        """Content of the END object."""
+        gaps = [[gap.offset, gap.reason] for gap in self.gaps]
+        value = {"bytes": self.size, "sha256": self.sha256, "gaps": gaps}
+        return json.dumps(value).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Read an END object.
+
+        :raises ValueError: it is none.
+        """
+        value = json.loads(content)
+        gaps = tuple(Gap(int(offset), str(reason)) for offset, reason in value["gaps"])
+        return cls(int(value["bytes"]), str(value["sha256"]), gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What all streams of a job came to."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Digest of the only stream; empty where there are several."""
+    gaps: int
+
+
+def total(wholes: Sequence[Whole]) -> Archived:
+    """Put together what the streams of a job came to."""
+    return Archived(
+        size=sum(whole.size for whole in wholes),
+        sha256=wholes[0].sha256 if len(wholes) == 1 else "",
+        gaps=sum(len(whole.gaps) for whole in wholes),
+    )
+
+
+def stream_name(attempt: int, index: int, pod_uid: str) -> str:
+    """Name of the stream of a pod: sorted, they stand in the order of attempts and pods."""
+    return f"{attempt:04d}.{index:06d}.{pod_uid}"
+
+
+def parse_stream_name(name: str) -> tuple[int, int, str] | None:
+    """Attempt, index and pod of a stream; None where it is no name of one."""
+    attempt, _, rest = name.partition(".")
+    index, _, pod_uid = rest.partition(".")
+    if not (attempt.isdigit() and index.isdigit() and pod_uid):
+        return None
+    return int(attempt), int(index), pod_uid
+
+
+Encoding = Literal["utf-8", "base64"]
+
+
+def encode_page(data: bytes, limit: int) -> tuple[str, Encoding, int]:
+    """Make a page that is at most so many bytes of JSON; return text, encoding, bytes used.
+
+    Text as long as it is UTF-8, in whole characters; what is not goes in base64, on a page of its
+    own that begins with it.
+
+    :param data: what there is, at least one byte.
+    """
+    text, used = _utf8_prefix(data)
+    if not used:
+        raw = data[: max(1, (limit - 2) * 3 // 4 // 3 * 3)]
+        return base64.b64encode(raw).decode(), "base64", len(raw)
+    while len(_json(text)) > limit:
+        # Control characters take six bytes in JSON.
+        text = text[: max(1, len(text) * limit // len(_json(text)) - 1)]
+        used = len(text.encode())
+    return text, "utf-8", used
+
+
+def _utf8_prefix(data: bytes) -> tuple[str, int]:
+    """The beginning of some bytes that is UTF-8, in whole characters."""
+    try:
+        return data.decode(), len(data)
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode(), error.start
+
+
+def _json(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False).encode()
+
+
+def pieces(
+    chunks: Sequence[tuple[int, int]], begin: int, size: int
+) -> Iterator[tuple[int, int, int]]:
+    """Which parts of which chunks make up a range of the output.
+
+    :param chunks: offset and size of each, in order, without holes.
+    :returns: index of a chunk, and the range within it.
+    """
+    end = begin + size
+    for index, (offset, length) in enumerate(chunks):
+        first, last = max(begin, offset), min(end, offset + length)
+        if first < last:
+            yield index, first - offset, last - offset
+
+
+def ended_in_the_middle(data: bytes) -> bool:
+    """Whether some bytes end within a character, whose rest may still come."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and error.end == len(data)
+    return False

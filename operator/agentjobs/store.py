@@ -1,0 +1,104 @@
+"""The object store that output is kept in: a directory, or anything that obstore reaches by URL."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.store import LocalStore, from_url
+
+from agentjobs.domain.errors import AgentJobError
+
+ROOT = "output"
+
+
+class StoreError(AgentJobError):
+    """The store cannot be used just now: unreachable, full, not allowed."""
+
+
+class MissingObjectError(StoreError):
+    """There is no such object."""
+
+
+class OutputStore:
+    """Objects of streams: `output/<uid of the AgentJob>/<stream>/<object>`."""
+
+    def __init__(self, store: Any, url: str) -> None:
+        self._store = store
+        self.url = url
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open a store by its URL, such as `file:///a/directory` or `s3://bucket/prefix`.
+
+        Credentials and endpoints of clouds come from their own environment variables.
+
+        :raises ValueError: it is no URL of a store; the message does not repeat credentials.
+        """
+        try:
+            if urlsplit(url).scheme == "file":
+                path = Path(unquote(urlsplit(url).path))
+                return cls(LocalStore(path, mkdir=True, automatic_cleanup=True), url)
+            return cls(from_url(url), url)
+        except (obstore.exceptions.BaseError, OSError, ValueError) as error:
+            raise ValueError(f"no store can be opened: {type(error).__name__}") from error
+
+    async def put(self, path: str, content: bytes) -> None:
+        """Write an object, whole or not at all.
+
+        :raises StoreError: it is not known to be stored.
+        """
+        try:
+            await obstore.put_async(self._store, f"{ROOT}/{path}", content)
+        except (obstore.exceptions.BaseError, OSError) as error:
+            raise StoreError(f"{path} cannot be written: {_words(error)}") from error
+
+    async def get(self, path: str) -> bytes:
+        """Read an object.
+
+        :raises MissingObjectError: there is none.
+        :raises StoreError: it cannot be read now.
+        """
+        try:
+            found = await obstore.get_async(self._store, f"{ROOT}/{path}")
+            return bytes(await found.bytes_async())
+        except (obstore.exceptions.NotFoundError, FileNotFoundError) as error:
+            raise MissingObjectError(f"{path} is not there") from error
+        except (obstore.exceptions.BaseError, OSError) as error:
+            raise StoreError(f"{path} cannot be read: {_words(error)}") from error
+
+    async def names(self, prefix: str) -> Mapping[str, int]:
+        """Names and sizes of the objects below a prefix, relative to it, sorted by name.
+
+        :raises StoreError: they cannot be listed now.
+        """
+        whole = f"{ROOT}/{prefix}"
+        found: dict[str, int] = {}
+        try:
+            async for page in obstore.list(self._store, prefix=whole):
+                for each in page:
+                    found[str(each["path"]).removeprefix(f"{whole}/")] = int(each["size"])
+        except (obstore.exceptions.BaseError, OSError) as error:
+            raise StoreError(f"{prefix} cannot be listed: {_words(error)}") from error
+        return dict(sorted(found.items()))
+
+    async def delete(self, prefix: str) -> None:
+        """Delete all objects below a prefix.
+
+        :raises StoreError: not all are deleted.
+        """
+        names = [f"{ROOT}/{prefix}/{name}" for name in await self.names(prefix)]
+        if not names:
+            return
+        try:
+            await obstore.delete_async(self._store, names)
+        except (obstore.exceptions.NotFoundError, FileNotFoundError):
+            return
+        except (obstore.exceptions.BaseError, OSError) as error:
+            raise StoreError(f"{prefix} cannot be deleted: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """One line of the library's words, without its debug output."""
+    return " ".join(str(error).split("Debug source:")[0].split())[:300]
