@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import urllib3
@@ -10,8 +12,6 @@ from typing_extensions import override
 from tests.operator_process import OperatorProcess
 
 Document = dict[str, Any]
-PROBES = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False, timeout=2)
-"""As a kubelet probes: it looks at no certificate."""
 
 
 class GatewayProcess(OperatorProcess):
@@ -19,6 +19,8 @@ class GatewayProcess(OperatorProcess):
 
     program = "gateway"
     port_setting = "HTTP_PORT"
+    trusted: Path | None = None
+    """Who has signed its certificate."""
 
     @override
     def start(self, *, wait: bool = True, identity: str | None = None) -> None:
@@ -31,10 +33,14 @@ class GatewayProcess(OperatorProcess):
         scheme = "https" if "TLS_CERTIFICATE" in self._settings else "http"
         return f"{scheme}://127.0.0.1:{self.port}"
 
+    @cached_property
+    def _probes(self) -> urllib3.PoolManager:
+        return urllib3.PoolManager(ca_certs=self.trusted, retries=False, timeout=2)
+
     @override
     def _get(self, path: str) -> str | None:
         try:
-            answer = PROBES.request("GET", self.url + path)
+            answer = self._probes.request("GET", self.url + path)
         except urllib3.exceptions.HTTPError:
             return None
         return answer.data.decode() if answer.status == 200 else None

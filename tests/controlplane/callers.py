@@ -98,8 +98,9 @@ class Caller:
         return self._send("PATCH", path, change, MERGE, dry_run=dry_run)
 
     def apply(self, document: Document, *, dry_run: bool = False) -> Answer:
-        """Apply on the server's side."""
-        return self._send("PATCH", _path(document), document, APPLY, dry_run=dry_run)
+        """Apply on the server's side, against whoever else wrote there."""
+        path = f"{_path(document)}?force=true"
+        return self._send("PATCH", path, document, APPLY, dry_run=dry_run)
 
     def _send(
         self,
@@ -116,7 +117,8 @@ class Caller:
             self._server.host, timeout=30, context=self._server.context
         )
         try:
-            connection.putrequest(method, f"{path}?{urlencode(query)}")
+            glue = "&" if "?" in path else "?"
+            connection.putrequest(method, f"{path}{glue}{urlencode(query)}")
             payload = json.dumps(body).encode() if body is not None else b""
             for name, value in (
                 ("Content-Type", content_type),

@@ -19,6 +19,7 @@ from tests.apiclient import Answer, ApiClient, Document, Record
 from tests.chart import only
 from tests.cluster import ControlPlane
 from tests.cluster.controlplane import free_ports
+from tests.cluster.pki import Pki
 from tests.controlplane.callers import Server
 from tests.controlplane.installed import GATEWAY, OPERATOR
 from tests.faulty_proxy import FaultyProxy
@@ -265,6 +266,7 @@ class Stage:
         gateway = GatewayProcess(
             name, kubeconfig, self.directory, {"CALLBACKS_ALLOW": CALLBACKS, **(settings or {})}
         )
+        gateway.trusted = self.plane.ca_file
         with self._lock:
             self._stack.callback(gateway.close)
         gateway.start(wait=wait)
@@ -273,6 +275,12 @@ class Stage:
     def gateway_proxy(self, name: str) -> FaultyProxy:
         """A proxy that acts for a replica of the gateway."""
         return self._proxy_as(GATEWAY, name)
+
+    def certificate(self, name: str) -> dict[str, str]:
+        """Settings of a gateway that serves TLS."""
+        with self._lock:
+            certificate, key = Pki(self.plane.ca_file.parent).server(name, ["127.0.0.1"])
+        return {"TLS_CERTIFICATE": str(certificate), "TLS_KEY": str(key)}
 
     @cached_property
     def _replicas(self) -> tuple[GatewayProcess, GatewayProcess]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.apiclient import Document, RefusedError
+from tests.audit import Request, Tail
 from tests.controlplane.callers import Answer, Caller, Server
 from tests.controlplane.installed import agentjob
 from tests.controlplane.stage import Stage, template
@@ -85,18 +86,22 @@ class Tenant:
         status = {"usable": True, "observedGeneration": 1}
         self.api.patch("AgentTool", self.namespace, name, {"status": status}, "status").object()
 
-    def account(self, name: str, *rights: Right, token: str = "") -> Account:
-        """A new ServiceAccount with these rights in this namespace, which are in force."""
+    def service_account(self, name: str) -> None:
         meta = {"name": name, "namespace": self.namespace}
         self.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+
+    def account(self, name: str, *rights: Right) -> Account:
+        """A new ServiceAccount with these rights in this namespace, which are in force."""
+        self.service_account(name)
         user = f"system:serviceaccount:{self.namespace}:{name}"
         account = Account(
             self.namespace,
             name,
-            Agent(token or self.token(name)),
+            Agent(self.token(name)),
             Caller(self._server, user),
         )
-        self.grant(account, *rights)
+        if rights:
+            self.grant(account, *rights)
         return account
 
     def grant(self, account: Account, *rights: Right, everywhere: bool = False) -> str:
@@ -221,6 +226,22 @@ def functions(agent: Agent, gateway: GatewayProcess, query: str = "") -> dict[st
     """The catalogue that a gateway offers, by name."""
     reply = agent.get(gateway, f"/v1/tools?{query}")
     return {each["name"]: each for each in reply.body["tools"]} if reply.code == 200 else {}
+
+
+def asked_by(gateway: GatewayProcess, tail: Tail, tenant: Tenant) -> list[Request]:
+    """What a gateway has asked for since then, its watches aside; the log is a moment late."""
+    name = f"mark-{secrets.token_hex(8)}"
+    meta = {"name": name, "namespace": tenant.namespace}
+    tenant.api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
+    seen: list[Request] = []
+
+    def marked() -> bool:
+        new = list(tail.new())
+        seen.extend(new)
+        return any(tenant.namespace == each.namespace and name == each.name for each in new)
+
+    wait_until("audit log", marked)
+    return [each for each in seen if gateway.name in each.groups and each.verb != "watch"]
 
 
 def id_in(reply: Reply) -> str:

@@ -31,6 +31,7 @@ from tests.controlplane.tenants import (
     Account,
     Right,
     Tenant,
+    asked_by,
     functions,
     id_in,
     name_of,
@@ -340,27 +341,7 @@ def requests_for_each_start(place: Place) -> None:
         assert caller.agent.status(gateway, this).body["status"] == "stopping"
 
     in_turns(number, live)
-    place.api.create(
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "the-end", "namespace": place.namespace},
-        }
-    )
-    asked: list[audit.Request] = []
-    requests: list[audit.Request] = []
-
-    def written() -> bool:
-        new = list(tail.new(holding=place.namespace))
-        requests.extend(new)
-        return any(each.name == "the-end" for each in requests)
-
-    wait_until("audit log", written)
-    asked = [
-        each
-        for each in requests
-        if each.namespace == place.namespace and gateway.name in each.groups
-    ]
+    asked = [each for each in asked_by(gateway, tail, tenant) if each.namespace == tenant.namespace]
     assert audit.count(asked) == {("create", "agentjobs"): number, ("patch", "agentjobs"): number}
     assert all(each.taken for each in asked)
 
