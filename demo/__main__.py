@@ -11,7 +11,15 @@ from tests.cluster.console import duration, say
 
 from . import install
 from .logs import Followers
-from .run import NAMESPACE, create_jobs, follow, new_display, next_commands, report
+from .run import (
+    NAMESPACE,
+    call_the_gateway,
+    create_jobs,
+    follow,
+    new_display,
+    next_commands,
+    report,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def up() -> int:
-    """Run the demo; 0 only if both jobs ended well."""
+    """Run the demo; 0 only if both jobs ended well and the gateway kept its contract."""
     began = time.monotonic()
     cluster = install.up()
     create_jobs(cluster)
@@ -38,10 +46,13 @@ def up() -> int:
     with Followers(kubectl, NAMESPACE) as followers:
         jobs = follow(cluster, new_display(), followers)
         results = report(jobs, followers)
-    sys.stdout.write(f"{results}\n{next_commands(cluster, jobs)}\n")
+    sys.stdout.write(f"{results}\n")
+    sys.stdout.flush()
+    kept = call_the_gateway(cluster, kubectl)
+    sys.stdout.write(f"{next_commands(cluster, jobs)}\n")
     sys.stdout.flush()
     say(f"\nthe demo took {duration(time.monotonic() - began)}")
-    return 0 if all(job.state == "done" for job in jobs) else 1
+    return 0 if kept and all(job.state == "done" for job in jobs) else 1
 
 
 def down() -> int:

@@ -9,12 +9,11 @@ from tests.cluster.console import say, step
 from tests.cluster.imagebuild import product_version, recipes
 from tests.cluster.processes import run
 
-from .run import MANIFESTS, NAMESPACE
+from .run import MANIFESTS, NAMESPACE, RELEASE_NAMESPACE
 
 CLUSTER_NAME = "agentjobs-demo"
 """A cluster of its own: tests may use another at the same time."""
 RELEASE = "agentjobs"
-RELEASE_NAMESPACE = "agentjobs-system"
 CHART = Path(__file__).parents[1] / "charts" / "agentjobs"
 LABEL = "installed-by=agentjobs-demo"
 """Of the Helm release, so that somebody else's is left alone."""
@@ -34,7 +33,7 @@ def up() -> Cluster:
     if _foreign_release(cluster):
         say(f"using the release {RELEASE} that is installed already")
     else:
-        with step("installing the operator with helm"):
+        with step("installing operator and gateway with helm"):
             _install_chart(cluster, archives["operator"])
     with step("setting up the demo's tools and the site to crawl"):
         _apply_manifests(cluster, archives["demo"])
@@ -63,7 +62,8 @@ def _install_chart(cluster: Cluster, archive: Path) -> None:
     }
     settings = [word for pair in values.items() for word in ("--set", "=".join(pair))]
     # The tag stays when the image changes; the name of its archive does not.
-    settings += ["--set-string", f"operator.podAnnotations.image-archive={archive.stem}"]
+    for program in ("operator", "gateway"):
+        settings += ["--set-string", f"{program}.podAnnotations.image-archive={archive.stem}"]
     command: list[str | Path] = [
         "upgrade",
         "--install",
@@ -78,9 +78,10 @@ def _install_chart(cluster: Cluster, archive: Path) -> None:
     except ClusterError as error:
         look = f"kubectl --namespace {RELEASE_NAMESPACE}"
         raise ClusterError(
-            f"{error}\nthe operator did not get ready; look at:\n"
+            f"{error}\noperator or gateway did not get ready; look at:\n"
             f"  export KUBECONFIG={cluster.kubeconfig}\n"
-            f"  {look} describe pods\n  {look} logs deployment/agentjobs-operator"
+            f"  {look} describe pods\n  {look} logs deployment/agentjobs-operator\n"
+            f"  {look} logs deployment/agentjobs-gateway"
         ) from error
 
 
@@ -106,7 +107,7 @@ def _uninstall(cluster: Cluster) -> None:
 
 def _apply_manifests(cluster: Cluster, archive: Path) -> None:
     """Create or update what the jobs need. The image's tag stays, so its archive is named, too."""
-    for name in ("namespace", "docs-site", "tools"):
+    for name in ("namespace", "docs-site", "tools", "agent"):
         text = (MANIFESTS / f"{name}.yaml").read_text(encoding="utf-8")
         text = text.replace("IMAGE_ARCHIVE", archive.stem.replace("@", "-"))
         cluster.kubectl("apply", "--filename", "-", input_text=text)

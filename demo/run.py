@@ -12,11 +12,15 @@ from tests.cluster import Cluster, ClusterError
 from tests.cluster.binaries import binary
 from tests.cluster.console import step
 
+from .agent import Agent
+from .gateway import Gateway, forwarded
 from .job import Job, from_object
 from .logs import Followers
 from .table import Display, Row
 
 NAMESPACE = "agentjobs-demo"
+RELEASE_NAMESPACE = "agentjobs-system"
+AS_AGENT = f"kubectl -n {NAMESPACE} create token agent --audience=agentjobs"
 MANIFESTS = Path(__file__).parent / "manifests"
 AGENTJOBS = "agentjobs.agentjobs.dev"
 """The full name: the short one may be a category, which has the tools in it, too."""
@@ -115,9 +119,25 @@ def next_commands(cluster: Cluster, jobs: Sequence[Job]) -> str:
             for job in jobs[:1]
             if job.pod_name
         ),
+        f"kubectl -n {RELEASE_NAMESPACE} port-forward service/agentjobs-gateway 8080 &",
+        f"TOKEN=$({AS_AGENT})",
+        'curl -H "Authorization: Bearer $TOKEN" "http://127.0.0.1:8080/v1/jobs?limit=3"',
         "make demo-down",
     ]
     return "\n".join(["", "What to try next:", *(f"  {command}" for command in commands)])
+
+
+def call_the_gateway(cluster: Cluster, kubectl: Sequence[str]) -> bool:
+    """Run jobs over HTTP; whether everything was as it should be."""
+    token = cluster.kubectl(*AS_AGENT.split()[1:]).strip()
+    _say("\nThe same over HTTP, as an agent does it (through kubectl port-forward):")
+    with forwarded(kubectl, RELEASE_NAMESPACE) as port:
+        return Agent(Gateway(port, token), _say).play()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def new_display() -> Display:
