@@ -83,7 +83,8 @@ async def run_gateway(settings: GatewaySettings, access: Access) -> int:
     codec.allow_depth()
     destinations = _destinations(settings, access)
     async with Kube(access, GATEWAY_CONNECTIONS, GATEWAY_SECONDS) as kube:
-        return await Gateway(settings, kube, GatewayMetrics(), destinations).run()
+        store = open_store(settings.output_store)
+        return await Gateway(settings, kube, GatewayMetrics(), destinations, store).run()
 
 
 def _destinations(settings: Settings | GatewaySettings, access: Access) -> Destinations:

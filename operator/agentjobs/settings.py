@@ -114,6 +114,8 @@ class GatewaySettings:
     default_deadline_seconds: int = 3600
     default_ttl_seconds: int = 86400
     max_arguments_bytes: int = 16 * 1024
+    output_store: str = ""
+    """URL of the store that output is kept in; empty: there is none to show."""
     callbacks_allow: str = ""
     callbacks_insecure_loopback: bool = False
 
@@ -157,6 +159,7 @@ class GatewaySettings:
             max_arguments_bytes=get.number(
                 "MAX_ARGUMENTS_BYTES", cls.max_arguments_bytes, most=64 * 1024
             ),
+            output_store=get.text("OUTPUT_STORE", ""),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
             callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
         )

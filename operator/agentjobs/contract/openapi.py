@@ -11,6 +11,7 @@ from agentjobs.contract.calls import MAX_STATUS_BYTES, Problem
 from agentjobs.contract.operations import (
     ANYWHERE,
     AUTHENTICATED,
+    OCTETS,
     OPERATIONS,
     Operation,
     Parameter,
@@ -159,6 +160,8 @@ def _responses(each: Operation) -> dict[str, Any]:
     if each.answer:
         schema: dict[str, Any] = {"$ref": REF.format(model=each.answer.__name__)}
         success["content"] = {each.media_type: {"schema": schema}}
+        if each.octets:
+            success["content"][OCTETS] = {}
     elif each.status is not HTTPStatus.NO_CONTENT:
         kind = "object" if each.media_type == "application/json" else "string"
         success["content"] = {each.media_type: {"schema": {"type": kind}}}

@@ -17,6 +17,7 @@ from agentjobs.contract import calls
 from agentjobs.contract.problems import ProblemType as P
 
 KEY: Final = "Idempotency-Key"
+OCTETS: Final = "application/octet-stream"
 MAX_WAIT_SECONDS: Final = 60
 MAX_PAGE_JOBS: Final = 500
 DEFAULT_PAGE_JOBS: Final = 50
@@ -38,6 +39,7 @@ Cursor = Annotated[
 Since = Annotated[str, StringConstraints(max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]*$")]
 Wait = Annotated[int, BeforeValidator(_decimal), Field(ge=0, le=MAX_WAIT_SECONDS)]
 PageJobs = Annotated[int, BeforeValidator(_decimal), Field(ge=1, le=MAX_PAGE_JOBS)]
+Ordinal = Annotated[int, BeforeValidator(_decimal), Field(ge=0, le=999_999)]
 PageBytes = Annotated[int, BeforeValidator(_decimal), Field(ge=4, le=MAX_PAGE_BYTES)]
 Reason = Annotated[str, StringConstraints(max_length=1024)]
 
@@ -86,6 +88,9 @@ class Operation:
     headers: tuple[str, ...] = ()
     """Headers of the answer that callers may rely on."""
     media_type: str = "application/json"
+    octets: bool = False
+    """With `Accept: application/octet-stream` the answer is bytes; what else there is to say stands
+    in the headers Agentjobs-Next and Agentjobs-End."""
     also: tuple[HTTPStatus, ...] = field(default=())
     """Further answers: without a body (304), or with a text."""
 
@@ -201,8 +206,15 @@ OUTPUT = Operation(
     "/v1/jobs/{job_id}/output",
     "What the tool has printed so far.",
     calls.OutputPage,
-    parameters=(JOB, CURSOR, LIMIT_BYTES),
+    parameters=(
+        JOB,
+        CURSOR,
+        LIMIT_BYTES,
+        Parameter("attempt", Ordinal, "Which attempt. Absent: the last one that printed."),
+        Parameter("index", Ordinal, "Of an indexed Job: which completion. Absent: 0."),
+    ),
     problems=(P.JOB_NOT_FOUND, P.INVALID_CURSOR),
+    octets=True,
 )
 RESULT = Operation(
     "getJobResult",

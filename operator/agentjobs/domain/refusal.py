@@ -13,6 +13,8 @@ FORBIDDEN = 403
 DENIALS = re.compile(
     r"denied the request|denied request|violates PodSecurity|is forbidden: .*policy"
 )
+DENIAL = re.compile(r'admission webhook "[^"]*" denied the request|\S+ "[^"]*" is forbidden: ')
+"""How the answer of an admission begins, whose code is the policy's choice: 422 by default."""
 QUOTA = "exceeded quota"
 NO_JOB = 'Job in version "v1" cannot be handled as a Job: '
 UNKNOWN_FIELD = re.compile(r'unknown field "(spec|metadata)\b')
@@ -49,10 +51,10 @@ def refusal_of(code: int, body: Mapping[str, Any]) -> Refusal | None:
     :return: None for answers that a later try may not get (429, 5xx, 404, 409).
     """
     message = str(body.get("message") or "")
+    if code == FORBIDDEN or (code in UNPROCESSABLE and DENIAL.match(message)):
+        return Refusal(_kind_of_denial(message), one_line(message))
     if code in UNPROCESSABLE:
         return Refusal(RefusalKind.INVALID, _invalid_fields(body) or _undecodable(message))
-    if code == FORBIDDEN:
-        return Refusal(_kind_of_denial(message), one_line(message))
     return None
 
 

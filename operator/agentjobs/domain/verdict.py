@@ -242,8 +242,7 @@ def _disrupted(pod: PodView, end: ContainerEnd | None) -> Cause:
     message = f"pod {pod.name} was {code.value.replace('_', ' ')}: {words}"
     # An eviction for a limit that the tool broke itself is no disruption: it would break it again.
     # Without a container status nobody can say that the tool had not begun.
-    unknown = (pod.tool is None and bool(pod.node)) or (end is not None and not end.seen)
-    ran = may_have_begun(pod) or (unknown and not (end and end.never_started))
+    ran = may_have_begun(pod) or (pod.tool is None and bool(pod.node))
     return _cause(code, message, end, ran=ran, retryable=bool(pod.disruption))
 
 

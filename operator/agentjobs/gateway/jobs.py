@@ -8,12 +8,12 @@ from typing import Any
 from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.base import format_time
 from agentjobs.api.names import TERMINAL_STATES, State
-from agentjobs.contract.calls import Gap, OutputPage, ResultPage
+from agentjobs.contract.calls import ResultPage
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import job_id, parse_job_id
-from agentjobs.domain.sealed import BrokenSealError, seal, unseal
 from agentjobs.domain.texts import one_line
 from agentjobs.domain.view import state_of
+from agentjobs.gateway.cursors import open_cursor, seal_cursor
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord, KnownJobs, Name, record_of
 from agentjobs.gateway.problems import ProblemError, try_later
@@ -24,7 +24,6 @@ RECHECK_SECONDS = 30.0
 """Rights of a caller who waits are looked at again so often (R-AUTH)."""
 STOP_TRIES = 10
 CHANGES_IN_PAGE = 500
-NOT_KEPT = "this version keeps no output; while the pod exists, kubectl logs shows it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Jobs:
         """
         await self._reviews.require(caller, Right("list", "agentjobs", namespace))
         since = self._seal_position(keys, namespace, self._known.position)
-        after = tuple(_open(keys, f"page {namespace}", cursor)) if cursor else None
+        after = tuple(open_cursor(keys, f"page {namespace}", cursor)) if cursor else None
         found = [
             record
             for record in self._known.of(namespace)
@@ -91,7 +90,7 @@ class Jobs:
         found.sort(key=_order, reverse=True)
         page = found[:limit]
         more = len(found) > limit
-        token = seal(keys.state, f"page {namespace}", _order(page[-1])) if more else None
+        token = seal_cursor(keys, f"page {namespace}", _order(page[-1])) if more else None
         return Page(tuple(page), token, since)
 
     async def changes(
@@ -102,7 +101,7 @@ class Jobs:
         :raises ProblemError: not allowed; a cursor that is not ours.
         """
         await self._reviews.require(caller, Right("list", "agentjobs", namespace))
-        position = int(_open(keys, f"since {namespace}", since)) if since else 0
+        position = int(open_cursor(keys, f"since {namespace}", since)) if since else 0
         end = asyncio.get_running_loop().time() + wait
         found = self._changed(namespace, position, wanted)
         checked = asyncio.get_running_loop().time()
@@ -171,7 +170,7 @@ class Jobs:
         kept = job.status.result
         content = (kept.text or "").encode() if kept else b""
         purpose = f"result {job.metadata.uid}"
-        begin = int(_open(keys, purpose, cursor)) if cursor else 0
+        begin = int(open_cursor(keys, purpose, cursor)) if cursor else 0
         data = _whole_characters(content[begin : begin + limit])
         end = begin + len(data)
         return ResultPage(
@@ -179,24 +178,7 @@ class Jobs:
             status=State.DONE,
             data=data.decode(),
             truncated=bool(kept and kept.truncated),
-            next=seal(keys.state, purpose, end) if end < len(content) else None,
-        )
-
-    async def output(self, keys: Keys, caller: Caller, text: str, *, cursor: str) -> OutputPage:
-        """A piece of what the tool printed: nothing, since no output is kept yet.
-
-        :raises ProblemError: no such job; a cursor that is not ours.
-        """
-        name = await self._visible(caller, text)
-        record = await self._known_or_read(name)
-        purpose = f"output {record.uid}"
-        if cursor:
-            _open(keys, purpose, cursor)
-        return OutputPage(
-            data="",
-            next=cursor or seal(keys.state, purpose, 0),
-            end=record.over,
-            gaps=(Gap(offset=0, reason=NOT_KEPT),) if record.over else (),
+            next=seal_cursor(keys, purpose, end) if end < len(content) else None,
         )
 
     async def find(self, caller: Caller, text: str) -> JobRecord:
@@ -258,20 +240,11 @@ class Jobs:
 
     @staticmethod
     def _seal_position(keys: Keys, namespace: str, position: int) -> str:
-        return seal(keys.state, f"since {namespace}", position)
+        return seal_cursor(keys, f"since {namespace}", position)
 
 
 def _order(record: JobRecord) -> tuple[str, str]:
     return record.created, record.uid
-
-
-def _open(keys: Keys, purpose: str, token: str) -> Any:
-    try:
-        return unseal(keys.state, purpose, token)
-    except BrokenSealError as error:
-        raise ProblemError(
-            ProblemType.INVALID_CURSOR, "use a cursor as it was given, for the same thing"
-        ) from error
 
 
 def _tag_in(etag: str) -> str:

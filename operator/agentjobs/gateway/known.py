@@ -15,6 +15,7 @@ from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.inputrequest import InputRequest
 from agentjobs.api.names import TERMINAL_STATES, State
+from agentjobs.domain.keeping import is_archived
 from agentjobs.domain.view import render_status, state_of
 from agentjobs.gateway.changes import Changes
 
@@ -45,6 +46,8 @@ class JobRecord:
     """Its status as JSON."""
     tag: str
     """Digest of the body."""
+    archived: bool
+    """Whether all of its output that is kept is in the store."""
 
     @property
     def over(self) -> bool:
@@ -65,6 +68,7 @@ def record_of(body: dict[str, Any]) -> JobRecord:
     job = AgentJob.from_json(body)
     shown = render_status(job)
     made = job.spec.idempotency
+    began = job.status.started_at is not None
     return JobRecord(
         name=Name(job.metadata.namespace, job.metadata.name),
         uid=job.metadata.uid,
@@ -76,6 +80,7 @@ def record_of(body: dict[str, Any]) -> JobRecord:
         caller=made.caller if made else "",
         body=shown,
         tag=hashlib.sha256(shown).hexdigest()[:TAG_CHARACTERS],
+        archived=is_archived(job.status) or (bool(job.status.finished_at) and not began),
     )
 
 

@@ -17,7 +17,7 @@ from agentjobs.contract import operations
 from agentjobs.contract.asyncapi import asyncapi_document
 from agentjobs.contract.calls import QuestionList, SigningKeys, Started, Stopped, ToolList
 from agentjobs.contract.openapi import openapi_document
-from agentjobs.contract.operations import DEFAULT_PAGE_JOBS, KEY, MAX_PAGE_BYTES
+from agentjobs.contract.operations import DEFAULT_PAGE_JOBS, KEY, MAX_PAGE_BYTES, OCTETS
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
@@ -30,10 +30,11 @@ from agentjobs.gateway.inputs import Inputs
 from agentjobs.gateway.jobs import Filter, Jobs, Page
 from agentjobs.gateway.keys import KeyRing, Keys
 from agentjobs.gateway.known import KnownInputs, KnownJobs, KnownTools
+from agentjobs.gateway.outputs import Outputs, Which
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reflector import Reflector
 from agentjobs.gateway.reviews import Reviews
-from agentjobs.gateway.server import Call, Server, answer
+from agentjobs.gateway.server import SAFE, Call, Server, answer
 from agentjobs.gateway.starts import Places, Starts
 from agentjobs.gateway.tls import Certificate
 from agentjobs.kube import (
@@ -47,6 +48,7 @@ from agentjobs.kube import (
 )
 from agentjobs.metrics import OPEN_METRICS, GatewayMetrics
 from agentjobs.settings import GatewaySettings, SettingsError
+from agentjobs.store import OutputStore
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,6 +71,7 @@ class Gateway:
         kube: Kube,
         metrics: GatewayMetrics,
         destinations: Destinations,
+        store: OutputStore | None,
     ) -> None:
         self._settings = settings
         self._kube = kube
@@ -94,6 +97,7 @@ class Gateway:
         )
         self._starts = Starts(kube, self._known, (own, wide), reviews, places, policy, metrics)
         self._jobs = Jobs(kube, self._known, reviews)
+        self._outputs = Outputs(store)
         self._inputs = Inputs(kube, inputs, self._jobs, reviews)
         self._catalogue = Catalogue(own, wide, self._starts)
         self._signing_keys: Expiring[str, SigningKeys] = Expiring(lambda _: SIGNING_KEYS_SECONDS, 1)
@@ -266,10 +270,17 @@ class Gateway:
 
     async def _output(self, call: Call) -> web.Response:
         values = call.values
-        page = await self._with_cursor(
-            lambda keys: self._jobs.output(
-                keys, call.caller, values["job_id"], cursor=values.get("cursor", "")
+        record = await self._jobs.find(call.caller, values["job_id"])
+        which = Which(values.get("attempt"), values.get("index", 0))
+        cursor, limit = values.get("cursor", ""), values.get("limit", MAX_PAGE_BYTES)
+        if OCTETS in values["Accept"]:
+            piece = await self._with_cursor(
+                lambda keys: self._outputs.piece(keys, record, which, cursor=cursor, limit=limit)
             )
+            headers = {"Agentjobs-Next": piece.next, "Agentjobs-End": str(piece.end).lower()}
+            return web.Response(body=piece.data, headers={**SAFE, **headers}, content_type=OCTETS)
+        page = await self._with_cursor(
+            lambda keys: self._outputs.page(keys, record, which, cursor=cursor, limit=limit)
         )
         return answer(page)
 

@@ -236,6 +236,8 @@ def _values(operation: Operation, request: web.Request) -> dict[str, Any]:
             raise ProblemError(
                 ProblemType.KEY_REQUIRED, f"send the header {each.name} with a new random value"
             )
+    if operation.octets:
+        values["Accept"] = ", ".join(request.headers.getall("Accept", []))
     return values
 
 

@@ -1,0 +1,196 @@
+"""What tools printed, read from the store in pages: it survives the pod (R-OUTPUT)."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentjobs.contract.calls import Gap, OutputPage
+from agentjobs.contract.problems import ProblemType
+from agentjobs.domain.output import (
+    END,
+    Head,
+    Whole,
+    encode_page,
+    ended_in_the_middle,
+    parse_stream_name,
+)
+from agentjobs.gateway.cursors import open_cursor, seal_cursor
+from agentjobs.gateway.keys import Keys
+from agentjobs.gateway.known import JobRecord
+from agentjobs.gateway.problems import try_later
+from agentjobs.store import MissingObjectError, OutputStore, StoreError
+
+NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
+CACHED_CHUNKS = 32
+"""Chunks never change; a reader asks for the same one for each of its pages."""
+ENVELOPE_BYTES = 2048
+"""Of a page, beside the data and its gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which of a job's streams is asked for."""
+
+    attempt: int | None = None
+    """None: the last one that printed something."""
+    index: int = 0
+    """Of an indexed Job: which completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a stream."""
+
+    data: bytes
+    gaps: tuple[Gap, ...]
+    next: str
+    end: bool
+
+
+class Outputs:
+    """Reads streams of jobs that the caller may see."""
+
+    def __init__(self, store: OutputStore | None) -> None:
+        self._store = store
+        self._chunks: OrderedDict[str, tuple[Head, bytes]] = OrderedDict()
+
+    async def page(
+        self, keys: Keys, record: JobRecord, which: Which, *, cursor: str, limit: int
+    ) -> OutputPage:
+        """A page of at most so many bytes of JSON.
+
+        :raises ProblemError: a cursor that is not ours; a store that does not answer (503).
+        """
+        piece = await self.piece(keys, record, which, cursor=cursor, limit=limit)
+        if not piece.data:
+            return OutputPage(data="", next=piece.next, end=piece.end, gaps=piece.gaps)
+        room = max(4, limit - ENVELOPE_BYTES)
+        text, encoding, used = encode_page(piece.data, room)
+        whole = used == len(piece.data)
+        after = piece.next
+        if not whole:
+            stream, offset = _place(open_cursor(keys, _purpose(record), piece.next))
+            after = _seal(keys, record, stream, offset - len(piece.data) + used)
+        return OutputPage(
+            data=text,
+            encoding=encoding,
+            next=after,
+            end=piece.end and whole,
+            gaps=piece.gaps,
+        )
+
+    async def piece(
+        self, keys: Keys, record: JobRecord, which: Which, *, cursor: str, limit: int
+    ) -> Piece:
+        """A part of a stream as it was printed.
+
+        :raises ProblemError: a cursor that is not ours; a store that does not answer (503).
+        """
+        stream, offset = "", 0
+        if cursor:
+            stream, offset = _place(open_cursor(keys, _purpose(record), cursor))
+        if self._store is None:
+            gaps = (Gap(offset=0, reason=NOT_KEPT),) if record.over else ()
+            return Piece(b"", gaps, _seal(keys, record, stream, offset), end=record.over)
+        try:
+            names = await self._store.names(record.uid)
+            stream = stream or _choose(names, which)
+            return await self._read(keys, record, names, stream, offset, limit)
+        except (StoreError, ValueError) as error:
+            raise try_later(
+                ProblemType.UNAVAILABLE, "the store of output does not answer", 5
+            ) from error
+
+    async def _read(
+        self,
+        keys: Keys,
+        record: JobRecord,
+        names: Mapping[str, int],
+        stream: str,
+        offset: int,
+        limit: int,
+    ) -> Piece:
+        if not stream:
+            # Nothing was printed, or nothing is stored yet.
+            return Piece(b"", (), _seal(keys, record, "", 0), end=record.archived)
+        path = f"{record.uid}/{stream}"
+        starts = [
+            int(name.rpartition("/")[2])
+            for name in names
+            if name.startswith(f"{stream}/") and name.rpartition("/")[2].isdigit()
+        ]
+        data, gaps = await self._range(path, starts, offset, limit)
+        whole = await self._whole(path) if f"{stream}/{END}" in names else None
+        if whole:
+            gaps = tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in whole.gaps)
+        after = offset + len(data)
+        end = whole is not None and after >= whole.size
+        if not end and data and ended_in_the_middle(data) and len(data) < limit:
+            # The rest of the character is still to come.
+            data = data.decode("utf-8", "ignore").encode()
+            after = offset + len(data)
+        shown = tuple(
+            gap for gap in gaps if offset <= gap.offset < after or (end and gap.offset == after)
+        )
+        return Piece(data, shown, _seal(keys, record, stream, after), end=end)
+
+    async def _range(
+        self, path: str, starts: list[int], offset: int, limit: int
+    ) -> tuple[bytes, tuple[Gap, ...]]:
+        """At most so many bytes from an offset on; all gaps known up to there."""
+        data = b""
+        gaps: tuple[Gap, ...] = ()
+        for start, following in zip(starts, [*starts[1:], None], strict=True):
+            if following is not None and following <= offset + len(data):
+                continue
+            head, content = await self._chunk(f"{path}/{start:016d}")
+            gaps = tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in head.gaps)
+            data += content[offset + len(data) - start :][: limit - len(data)]
+            if len(data) >= limit:
+                break
+        return data, gaps
+
+    async def _chunk(self, path: str) -> tuple[Head, bytes]:
+        known = self._chunks.get(path)
+        if known:
+            self._chunks.move_to_end(path)
+            return known
+        if self._store is None:
+            raise MissingObjectError(path)
+        read = Head.decode(await self._store.get(path))
+        self._chunks[path] = read
+        while len(self._chunks) > CACHED_CHUNKS:
+            self._chunks.popitem(last=False)
+        return read
+
+    async def _whole(self, path: str) -> Whole | None:
+        if self._store is None:
+            return None
+        return Whole.decode(await self._store.get(f"{path}/{END}"))
+
+
+def _choose(names: Mapping[str, int], which: Which) -> str:
+    """The stream that is asked for; empty where there is none."""
+    streams = sorted({name.partition("/")[0] for name in names})
+    found = [(parse_stream_name(stream), stream) for stream in streams]
+    fitting = [
+        (place[0], stream)
+        for place, stream in found
+        if place and place[1] == which.index and which.attempt in {None, place[0]}
+    ]
+    last = max((attempt for attempt, _ in fitting), default=0)
+    return next((stream for attempt, stream in fitting if attempt == last), "")
+
+
+def _purpose(record: JobRecord) -> str:
+    return f"output {record.uid}"
+
+
+def _place(value: list[Any]) -> tuple[str, int]:
+    stream, offset = value
+    return str(stream), int(offset)
+
+
+def _seal(keys: Keys, record: JobRecord, stream: str, offset: int) -> str:
+    return seal_cursor(keys, _purpose(record), [stream, offset])

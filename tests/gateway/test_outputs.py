@@ -1,0 +1,153 @@
+"""Output read in pages from the store (R-OUTPUT)."""
+
+import base64
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agentjobs.api.names import State
+from agentjobs.domain.output import Chunk, Gap, Head, Mark, Whole, stream_name
+from agentjobs.gateway.keys import Keys
+from agentjobs.gateway.known import JobRecord, Name
+from agentjobs.gateway.outputs import Outputs, Which
+from agentjobs.gateway.problems import ProblemError
+from agentjobs.store import OutputStore
+
+KEYS = Keys(name=b"n" * 32, state=(b"s" * 32,))
+STREAM = stream_name(1, 0, "pod-1")
+
+
+def record(state: State = State.RUNNING, *, archived: bool = False, uid: str = "u1") -> JobRecord:
+    return JobRecord(
+        name=Name("team-a", "job-1"),
+        uid=uid,
+        version=1,
+        created="2026-03-01T12:00:00Z",
+        state=state,
+        tool="t",
+        digest="",
+        caller="",
+        body=b"{}",
+        tag="x",
+        archived=archived,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> OutputStore:
+    return OutputStore.open(tmp_path.as_uri())
+
+
+async def put(store: OutputStore, *pieces: bytes, gaps: tuple[Gap, ...] = ()) -> int:
+    offset = 0
+    for piece in pieces:
+        chunk = Chunk(offset, piece, Head(Mark("t", 1, 1), gaps))
+        await store.put(f"u1/{STREAM}/{chunk.name}", chunk.encode())
+        offset += len(piece)
+    return offset
+
+
+async def finish(store: OutputStore, size: int, gaps: tuple[Gap, ...] = ()) -> None:
+    await store.put(f"u1/{STREAM}/end", Whole(size, "0" * 64, gaps).encode())
+
+
+async def read_all(outputs: Outputs, job: JobRecord, limit: int) -> tuple[bytes, int]:
+    got, cursor, pages = b"", "", 0
+    while True:
+        page = await outputs.page(KEYS, job, Which(), cursor=cursor, limit=limit)
+        assert len(page.model_dump_json().encode()) <= limit
+        raw = page.data.encode()
+        got += base64.b64decode(raw) if page.encoding == "base64" else raw
+        cursor, pages = page.next, pages + 1
+        if page.end:
+            return got, pages
+        assert pages < 1000
+
+
+@pytest.mark.parametrize("limit", [4096, 65536])
+async def test_r_output_pages_join_across_chunks(store: OutputStore, limit: int) -> None:
+    whole = b"a" * 100_000 + "äöü".encode() * 20_000 + b"\xff\xfeend\n" + b"\x00\x01" * 5000
+    cuts = [0, 1, 65_536, 100_001, 150_003, len(whole)]
+    size = await put(store, *(whole[a:b] for a, b in pairwise(cuts)))
+    await finish(store, size)
+    got, pages = await read_all(Outputs(store), record(State.DONE, archived=True), limit)
+    assert got == whole
+    assert pages > 2
+
+
+async def test_r_output_a_page_of_a_living_job_is_gone_on_with(store: OutputStore) -> None:
+    outputs = Outputs(store)
+    first = await outputs.page(KEYS, record(), Which(), cursor="", limit=65536)
+    assert (first.data, first.end) == ("", False)
+    await put(store, b"one\n")
+    second = await outputs.page(KEYS, record(), Which(), cursor=first.next, limit=65536)
+    assert (second.data, second.end) == ("one\n", False)
+    await put(store, b"one\n", b"two\n")
+    third = await outputs.page(KEYS, record(), Which(), cursor=second.next, limit=65536)
+    assert third.data == "two\n"
+    again = await outputs.page(KEYS, record(), Which(), cursor=second.next, limit=65536)
+    assert again == third, "the same cursor gives the same page"
+    await finish(store, 8)
+    last = await outputs.page(KEYS, record(State.DONE), Which(), cursor=third.next, limit=65536)
+    assert (last.data, last.end) == ("", True)
+
+
+async def test_r_output_half_a_character_waits_for_its_rest(store: OutputStore) -> None:
+    outputs = Outputs(store)
+    half, rest = "ä".encode()[:1], "ä".encode()[1:]
+    await put(store, b"x" + half)
+    page = await outputs.page(KEYS, record(), Which(), cursor="", limit=65536)
+    assert (page.data, page.encoding) == ("x", "utf-8")
+    nothing = await outputs.page(KEYS, record(), Which(), cursor=page.next, limit=65536)
+    assert (nothing.data, nothing.end) == ("", False)
+    await put(store, b"x" + half, rest)
+    more = await outputs.page(KEYS, record(), Which(), cursor=nothing.next, limit=65536)
+    assert (more.data, more.encoding) == ("ä", "utf-8")
+
+
+async def test_r_output_a_gap_stands_where_output_is_missing(store: OutputStore) -> None:
+    await put(store, b"one\n", b"two\n", gaps=(Gap(4, "rotated"),))
+    await finish(store, 8, (Gap(4, "rotated"), Gap(8, "lost")))
+    stopped = record(State.CANCELLED)
+    page = await Outputs(store).page(KEYS, stopped, Which(), cursor="", limit=65536)
+    assert [(gap.offset, gap.reason) for gap in page.gaps] == [(4, "rotated"), (8, "lost")]
+    assert page.end
+
+
+async def test_r_output_each_attempt_and_index_can_be_asked_for(store: OutputStore) -> None:
+    for attempt, index, text in ((1, 0, b"a1"), (2, 0, b"a2"), (2, 3, b"i3")):
+        path = f"u1/{stream_name(attempt, index, f'p{attempt}{index}')}"
+        await store.put(f"{path}/{0:016d}", Chunk(0, text, Head(Mark())).encode())
+    outputs = Outputs(store)
+    for which, expected in (
+        (Which(), "a2"),
+        (Which(attempt=1), "a1"),
+        (Which(index=3), "i3"),
+        (Which(attempt=1, index=3), ""),
+    ):
+        page = await outputs.page(KEYS, record(), which, cursor="", limit=65536)
+        assert page.data == expected
+
+
+async def test_r_output_a_cursor_of_another_job_is_refused(store: OutputStore) -> None:
+    outputs = Outputs(store)
+    page = await outputs.page(KEYS, record(), Which(), cursor="", limit=65536)
+    with pytest.raises(ProblemError):
+        await outputs.page(KEYS, record(uid="u2"), Which(), cursor=page.next, limit=65536)
+
+
+async def test_a_gateway_without_a_store_says_that_nothing_is_kept() -> None:
+    page = await Outputs(None).page(KEYS, record(State.DONE), Which(), cursor="", limit=65536)
+    assert (page.data, page.end) == ("", True)
+    assert page.gaps
+
+
+async def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
+    store = OutputStore.open(tmp_path.as_uri())
+    await put(store, b"one")
+    await store.put(f"u1/{STREAM}/{0:016d}", b"broken")
+    with pytest.raises(ProblemError) as caught:
+        await Outputs(store).page(KEYS, record(), Which(), cursor="", limit=65536)
+    assert caught.value.kind.status == 503
+    assert "Retry-After" in caught.value.headers
