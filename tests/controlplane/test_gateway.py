@@ -40,7 +40,7 @@ from tests.controlplane.tenants import (
     use,
     wait_until,
 )
-from tests.faulty_proxy import is_watch_of
+from tests.faulty_proxy import Fault, is_watch_of
 from tests.gateway_process import Agent, GatewayProcess, Reply
 
 pytestmark = pytest.mark.controlplane
@@ -320,6 +320,33 @@ def killed_in_the_middle(place: Place) -> None:
     assert len(made) == len(set(made)) >= STARTS - len(cut_off)
 
 
+@scenario("R-KEY an answer of the API server that is lost makes no second job", own=True)
+def lost_answers(place: Place) -> None:
+    proxy = place.stage.gateway_proxy("gateway-unlucky")
+    gateway = place.stage.gateway("gateway-unlucky", through=proxy)
+    tenant = Tenant(place.stage, place.namespace)
+    tenant.usable_tool("count", inputSchema=SCHEMA)
+    agent = tenant.account("agent-a", CALLS, use("count")).agent
+    until_offered(agent, "count", gateway)
+    bad = [Fault.TOO_MANY, Fault.BROKEN, Fault.CUT, Fault.LOST_ANSWER, Fault.AWAY]
+    ids = []
+    for number in range(len(bad)):
+        # Each comes first once, so that faults lie before and after the lost answer.
+        faults = iter(bad[number:] + bad[:number])
+        proxy.choose = lambda method, path, faults=faults: (  # type: ignore[misc]
+            next(faults, Fault.NONE)
+            if method == "POST" and path.partition("?")[0].endswith("/agentjobs")
+            else Fault.NONE
+        )
+        ids.append(id_in(agent.start(gateway, f"k-{number}", "count", arguments={"n": number})))
+    proxy.choose = lambda _method, _path: Fault.NONE
+    made = {f"{job['metadata']['name']}.{place.namespace}" for job in tenant.agentjobs()}
+    assert made == set(ids)
+    assert len(made) == len(bad)
+    lost = [each for each in proxy.passed if each.fault is Fault.LOST_ANSWER]
+    assert len(lost) == len(bad)
+
+
 @scenario("R-KEY a start is one write, its status is read from the cache", own=True)
 def requests_for_each_start(place: Place) -> None:
     stage, number = place.stage, 20
@@ -372,15 +399,20 @@ def read_right_after_the_start(place: Place) -> None:
         assert code == 404
 
 
+def a_replica_behind(place: Place, name: str) -> tuple[GatewayProcess, threading.Event]:
+    """A replica that no watch tells of AgentJobs until the event is set."""
+    released = threading.Event()
+    proxy = place.stage.gateway_proxy(name)
+    gateway = place.stage.gateway(name, through=proxy)
+    proxy.hold = lambda path, _: is_watch_of(path, "agentjobs") and not released.is_set()
+    return gateway, released
+
+
 @scenario("R-AUTH a caller sees their own writes at a replica whose watch stands still", own=True)
 def own_writes(place: Place) -> None:
-    stage = place.stage
-    released = threading.Event()
-    proxy = stage.gateway_proxy("gateway-behind")
-    behind = stage.gateway("gateway-behind", through=proxy)
-    proxy.hold = lambda path, _: is_watch_of(path, "agentjobs") and not released.is_set()
-    first = stage.replicas[0]
-    tenant = Tenant(stage, place.namespace)
+    first = place.stage.replicas[0]
+    behind, released = a_replica_behind(place, "gateway-behind")
+    tenant = Tenant(place.stage, place.namespace)
     tenant.usable_tool("count", inputSchema=SCHEMA)
     agent = tenant.account("agent-a", CALLS, use("count")).agent
     until_offered(agent, "count", first, behind)
@@ -402,11 +434,12 @@ def own_writes(place: Place) -> None:
         assert (again.code, again.body["job_status"]) == (409, "stopping")
 
         # A tool that has gone since takes nothing from what was started with it.
+        second = id_in(agent.start(first, "k-2", "count"))
         place.api.delete("AgentTool", place.namespace, "count").object()
         wait_until("end of the tool", lambda: "count" not in functions(agent, behind))
-        second = agent.start(behind, "k-2", "count")
-        assert (second.code, second.problem) == (404, "tool-not-found")
-        assert id_in(agent.start(behind, "k-1", "count")) == this
+        refused = agent.start(behind, "k-3", "count")
+        assert (refused.code, refused.problem) == (404, "tool-not-found")
+        assert id_in(agent.start(behind, "k-2", "count")) == second
     finally:
         released.set()
 
@@ -523,6 +556,7 @@ def tenant_quota(place: Place) -> None:
     replicas = place.stage.replicas
     metric = "agentjobs_gateway_quota_refusals_total"
     counted = sum(gateway.metric(metric) for gateway in replicas)
+    behind, released = a_replica_behind(place, "gateway-behind-a-quota")
     replies = at_once(partial(limited.start, n, replicas[n % 2]) for n in range(20))
     taken = {n: id_in(reply) for n, reply in enumerate(replies) if reply.code == 202}
     refused = [n for n in range(20) if n not in taken]
@@ -532,11 +566,12 @@ def tenant_quota(place: Place) -> None:
     assert sum(gateway.metric(metric) for gateway in replicas) == counted + 15
     pods = place.until_running(*map(name_of, taken.values()))
 
-    for gateway in replicas:
+    for gateway in (behind, *replicas):
         for n, this in taken.items():
             again = limited.start(n, gateway)
             assert (id_in(again), again.headers["Idempotency-Replayed"]) == (this, "true")
         limited.assert_full(limited.start(refused[0], gateway))
+    released.set()
     id_in(limited.start(99, replicas[0], namespace=limited.other.namespace))
     by_kubectl = limited.a.create("by-kubectl", toolRef={"name": "t"})
     assert (by_kubectl.code, "exceeded quota" in by_kubectl.message) == (403, True)
