@@ -7,6 +7,7 @@ from agentjobs.api.agentjob import (
     AgentJobStatus,
     Attempt,
     Ending,
+    ResultSource,
 )
 from agentjobs.api.names import (
     CauseCode,
@@ -190,7 +191,8 @@ def _vanished_while_ending(seen: Observed, ending: Ending) -> Plan:
     """The Job that was being ended is gone: deleted by us because of its queue, or by others."""
     pod = next((p for p in reversed(seen.pods) if may_have_begun(p)), None)
     if pod is not None:
-        return end(seen, judge_pod(pod, ending, linger=seen.policy.linger), ending)
+        linger, handed_in = seen.policy.linger, _handed_in(seen)
+        return end(seen, judge_pod(pod, ending, linger=linger, handed_in=handed_in), ending)
     return end(seen, ended_unseen(ending) if _may_have_begun(seen) else never_ran(ending), ending)
 
 
@@ -246,12 +248,18 @@ def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
         return never_ran(ending)
     began = [pod for pod in seen.pods if may_have_begun(pod)] or list(seen.pods)
     if child.single and began:
-        verdict = judge_pod(began[-1], ending, linger=linger)
+        verdict = judge_pod(began[-1], ending, linger=linger, handed_in=_handed_in(seen))
         taken_back = ending is None and child.queued and child.suspended
         return preempted(verdict, child) if taken_back else verdict
     if ending and not child.over:
         return judge_pod(began[-1], ending, linger=linger) if began else ended_unseen(ending)
     return judge_job(child, seen.pods, ending, linger=linger)
+
+
+def _handed_in(seen: Observed) -> bool:
+    """Whether the tool has handed in its final result through the report API (R-REPORT)."""
+    result = seen.job.status.result
+    return result is not None and result.source is ResultSource.REPORT
 
 
 def _may_have_begun(seen: Observed) -> bool:

@@ -84,6 +84,10 @@ def claim(seen: Observed, accepted: Accepted, status: AgentJobStatus) -> Plan:
         update={
             "attempts": (*earlier_ones, Attempt(number=number, job_name=name)),
             "state": State.QUEUED,
+            # What an earlier attempt has reported was its own.
+            "result": None,
+            "summary": None,
+            "progress": None,
             "job_name": name,
             "waiting": creating(name),
             "warnings": warnings[:8] or None,

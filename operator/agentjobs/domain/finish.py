@@ -53,8 +53,7 @@ def end(seen: Observed, verdict: Verdict, ending: Ending | None) -> Plan:
             "ending": ending if ending and ending.code in st.ASKED else None,
             "finished_at": finished_at,
             "waiting": None,
-            "result": st.result_of(source, text),
-            "summary": st.summary_of(text),
+            **_result(seen, source, text),
             **_last_pod(seen, pod),
         }
     )
@@ -123,6 +122,15 @@ def _with_outbox(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
         Reason.DELIVERY_PENDING,
         holds=False,
     )
+
+
+def _result(seen: Observed, source: ResultSource, text: str) -> dict[str, object]:
+    """The result and its summary; what was handed in through the report API stays as it is."""
+    status = seen.job.status
+    if source is ResultSource.REPORT:
+        told = status.result.text if status.result else ""
+        return {"summary": st.summary_of(told or "") or status.summary}
+    return {"result": st.result_of(source, text), "summary": st.summary_of(text) or status.summary}
 
 
 def _handed_in(seen: Observed, source: ResultSource, pod: PodView | None) -> str:

@@ -166,7 +166,8 @@ def _pod(
     # What is no number stays, for the API server to refuse: it is not ours to repair.
     if own is None or (isinstance(own, int) and own > backstop):
         spec["activeDeadlineSeconds"] = backstop
-    _tool_container(spec, _kept(pod, "annotations"), job, accepted, attempt)
+    ours = _environment(job, accepted, attempt, policy)
+    _tool_container(spec, _kept(pod, "annotations"), accepted, ours)
     return _grace(spec, policy) + list(accepted.warnings)
 
 
@@ -182,9 +183,8 @@ def _grace(spec: dict[str, Any], policy: Policy) -> list[str]:
 def _tool_container(
     spec: dict[str, Any],
     annotations: Mapping[str, str],
-    job: AgentJob,
     accepted: Accepted,
-    attempt: int,
+    ours: Mapping[str, str],
 ) -> None:
     """Give the tool's container, and no other, its environment and volume."""
     given = spec.get("containers")
@@ -198,7 +198,6 @@ def _tool_container(
     own = container.get("env")
     if own is None or isinstance(own, list):
         taken = [e.get("name") for e in own or () if isinstance(e, dict)]
-        ours = _environment(job, accepted, attempt)
         container["env"] = list(own or ()) + [
             {"name": key, "value": value} for key, value in ours.items() if key not in taken
         ]
@@ -213,12 +212,14 @@ def _tool_container(
         spec["volumes"] = [*(volumes or ()), _volume(accepted)]
 
 
-def _environment(job: AgentJob, accepted: Accepted, attempt: int) -> dict[str, str]:
+def _environment(job: AgentJob, accepted: Accepted, attempt: int, policy: Policy) -> dict[str, str]:
     values = {
         "AGENTJOBS_JOB_ID": f"{job.metadata.name}.{job.metadata.namespace}",
         "AGENTJOBS_ATTEMPT": str(attempt),
         "AGENTJOBS_TOKEN_FILE": TOKEN_FILE,
     }
+    if policy.gateway_url:
+        values["AGENTJOBS_REPORT_URL"] = f"{policy.gateway_url.rstrip('/')}/v1/report"
     if accepted.arguments is not None:
         values["AGENTJOBS_ARGUMENTS_FILE"] = ARGUMENTS_FILE
         values |= args.environment(accepted.arguments)[0]

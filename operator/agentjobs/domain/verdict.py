@@ -46,16 +46,21 @@ class Verdict:
     """The pod that the verdict rests on."""
 
 
-def judge_pod(pod: PodView, ending: Ending | None, *, linger: int) -> Verdict:
+def judge_pod(
+    pod: PodView, ending: Ending | None, *, linger: int, handed_in: bool = False
+) -> Verdict:
     """Judge a single pod that is dead.
 
     :param ending: why it was asked to go, if it was.
     :param linger: seconds after which containers that outlive the tool's are ended.
+    :param handed_in: its tool had handed in its final result; it was done then.
     """
     # An end that was followed by another run, or would have been, is not how the attempt ended.
     again = pod.tool and (pod.tool.running or (ending and pod.tool.restarting))
     end = pod.tool.end if pod.tool and not again else None
     if end is not None and end.seen and finished_first(pod, end, ending, linger):
+        return _own_end(pod, end)
+    if handed_in and end is not None and end.seen and end.exit_code == 0:
         return _own_end(pod, end)
     if ending is not None:
         return _asked_end(pod, end, ending)
