@@ -7,6 +7,8 @@ BOOTSTRAP_PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# schemathesis and what it needs, which is not what we need.
+FUZZ := $(VENV)/fuzz
 PYTEST := $(PY) -m pytest
 # What the tiers of `make test` leave to others.
 UNIT := unit
@@ -18,12 +20,14 @@ help: ## Show what can be done
 
 setup: $(READY) ## Make the virtual environment (.venv)
 
-$(READY): requirements/dev.txt pyproject.toml
+$(READY): requirements/dev.txt requirements/fuzz.txt pyproject.toml
 	@$(BOOTSTRAP_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed; set BOOTSTRAP_PYTHON to one" >&2; exit 1; }
 	@$(BOOTSTRAP_PYTHON) -m venv --clear $(VENV) || \
 	  { echo "the venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --target $(FUZZ) -r requirements/fuzz.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -74,3 +78,5 @@ lock: $(READY) ## Pin the newest versions of all dependencies, with hashes and w
 	  --python-version 3.11 --extra operator pyproject.toml -o requirements/operator.txt
 	$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --python-version 3.11 --extra operator --group dev pyproject.toml -o requirements/dev.txt
+	$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
+	  --python-version 3.11 --group fuzz -o requirements/fuzz.txt

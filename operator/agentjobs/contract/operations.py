@@ -37,10 +37,10 @@ Cursor = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]+$")
 ]
 Since = Annotated[str, StringConstraints(max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]*$")]
-Wait = Annotated[int, BeforeValidator(_decimal), Field(ge=0, le=MAX_WAIT_SECONDS)]
-PageJobs = Annotated[int, BeforeValidator(_decimal), Field(ge=1, le=MAX_PAGE_JOBS)]
-Ordinal = Annotated[int, BeforeValidator(_decimal), Field(ge=0, le=999_999)]
-PageBytes = Annotated[int, BeforeValidator(_decimal), Field(ge=4, le=MAX_PAGE_BYTES)]
+Wait = Annotated[int, Field(ge=0, le=MAX_WAIT_SECONDS), BeforeValidator(_decimal)]
+PageJobs = Annotated[int, Field(ge=1, le=MAX_PAGE_JOBS), BeforeValidator(_decimal)]
+Ordinal = Annotated[int, Field(ge=0, le=999_999), BeforeValidator(_decimal)]
+PageBytes = Annotated[int, Field(ge=4, le=MAX_PAGE_BYTES), BeforeValidator(_decimal)]
 Reason = Annotated[str, StringConstraints(max_length=1024)]
 
 
