@@ -144,6 +144,10 @@ class OperatorProcess:
         return self._process.wait(within)
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
