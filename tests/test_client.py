@@ -54,7 +54,7 @@ from agentjobs.metrics import GatewayMetrics
 TOKEN = "header.payload-that-nobody-may-see.signature"  # noqa: S105 - of nothing
 JOB = "job-1.team-a"
 README = Path(__file__).resolve().parents[1] / "README.md"
-PRIVATE = [each for each in operations.OPERATIONS if not each.public]
+PRIVATE = [each for each in operations.OPERATIONS if not (each.public or each.pod)]
 QUICK = Backoff(total_seconds=5, first_seconds=0.001, largest_seconds=0.01)
 SHORT = Backoff(total_seconds=0.2, first_seconds=0.001, largest_seconds=0.02)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 PREFIX = "AGENTJOBS_"
+MAX_PORT = 2**16 - 1
 
 
 class SettingsError(Exception):
@@ -67,7 +68,7 @@ class Settings:
             lease_retry_seconds=get.number("LEASE_RETRY_SECONDS", cls.lease_retry_seconds),
             watch_namespaces=tuple(get.text("WATCH_NAMESPACES", "").replace(",", " ").split()),
             listen=get.text("LISTEN", cls.listen),
-            port=get.number("PORT", cls.port, least=0),
+            port=get.number("PORT", cls.port, least=0, most=MAX_PORT),
             workers=get.number("WORKERS", cls.workers),
             relist_seconds=get.number("RELIST_SECONDS", cls.relist_seconds),
             log_level=get.choice("LOG_LEVEL", ("debug", "info", "warning", "error"), "info"),
@@ -141,8 +142,8 @@ class GatewaySettings:
             namespace=get.text("NAMESPACE", cls.namespace),
             listen=get.text("LISTEN", cls.listen),
             ports=(
-                get.number("HTTP_PORT", cls.ports[0], least=0),
-                get.number("MCP_PORT", cls.ports[1], least=0),
+                get.number("HTTP_PORT", cls.ports[0], least=0, most=MAX_PORT),
+                get.number("MCP_PORT", cls.ports[1], least=0, most=MAX_PORT),
             ),
             tls_certificate=certificate,
             tls_key=key,

@@ -68,6 +68,19 @@ class OutputStore:
         except (obstore.exceptions.BaseError, OSError) as error:
             raise StoreError(f"{path} cannot be read: {_words(error)}") from error
 
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """Read a part of an object that lies within it.
+
+        :raises StoreError: it cannot be read now, or is not there.
+        """
+        try:
+            found = await obstore.get_range_async(
+                self._store, f"{ROOT}/{path}", start=start, length=length
+            )
+            return bytes(found)
+        except (obstore.exceptions.BaseError, OSError) as error:
+            raise StoreError(f"{path} cannot be read: {_words(error)}") from error
+
     async def names(self, prefix: str) -> Mapping[str, int]:
         """Names and sizes of the objects below a prefix, relative to it, sorted by name.
 

@@ -25,6 +25,7 @@ from agentjobs.domain.output import (
     Mark,
     NoLogError,
     Whole,
+    parse_stream_name,
     total,
 )
 from agentjobs.kube import Kube, KubeError, NotFoundError, UnavailableError
@@ -170,6 +171,8 @@ class Streams(Generic[K]):
         names = await self._store.names(job_uid)
         wholes = []
         for stream in sorted({name.partition("/")[0] for name in names}):
+            if parse_stream_name(stream) is None:
+                continue
             path = f"{job_uid}/{stream}"
             if f"{stream}/{END}" in names:
                 wholes.append(Whole.decode(await self._store.get(f"{path}/{END}")))

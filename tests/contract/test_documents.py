@@ -99,7 +99,7 @@ def test_an_operation_is_described_as_the_table_has_it(operation: Operation) -> 
     ]
     in_path = {each.name for each in operation.parameters if each.where.value == "path"}
     assert set(re.findall(r"{(\w+)}", operation.path)) == in_path
-    assert ("requestBody" in found) == (operation.body is not None)
+    assert ("requestBody" in found) == bool(operation.body or operation.raw_limit)
     success = found["responses"][str(operation.status.value)]
     assert set(success.get("headers", ())) == set(operation.headers)
 
@@ -110,7 +110,8 @@ def test_a_token_is_asked_for_wherever_something_of_a_namespace_is_told(
 ) -> None:
     assert OPENAPI["security"] == [{"bearer": []}]
     assert ("401" in described(operation)["responses"]) == (not operation.public)
-    assert described(operation).get("security") == ([] if operation.public else None)
+    pods = [{"pod": []}] if operation.pod else None
+    assert described(operation).get("security") == ([] if operation.public else pods)
     assert operation.public == (not operation.path.startswith("/v1/"))
 
 

@@ -56,7 +56,8 @@ async def read_all(outputs: Outputs, job: JobRecord, limit: int) -> tuple[bytes,
     got, cursor, pages = b"", "", 0
     while True:
         page = await outputs.page(KEYS, job, Which(), cursor=cursor, limit=limit)
-        assert len(page.model_dump_json().encode()) <= limit
+        assert len(page.data.encode()) <= limit
+        assert len(page.model_dump_json().encode()) <= 64 * 1024
         raw = page.data.encode()
         got += base64.b64decode(raw) if page.encoding == "base64" else raw
         cursor, pages = page.next, pages + 1

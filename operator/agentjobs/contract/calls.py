@@ -252,6 +252,21 @@ class Answer(Asked):
     """As the question's schema asks; absent where it was declined."""
 
 
+class ProgressReport(Asked):
+    """How far a tool is."""
+
+    percent: Annotated[int, Field(ge=0, le=100, strict=True)] | None = None
+    message: Annotated[str, Field(max_length=64 * 1024)] | None = None
+    """For people; cut to one line of 256 characters."""
+
+
+class SummaryReport(Asked):
+    """One line about the result."""
+
+    summary: Annotated[str, Field(min_length=1, max_length=64 * 1024)]
+    """Cut to one line of 280 characters."""
+
+
 class Function(Body):
     """One function definition for a model."""
 

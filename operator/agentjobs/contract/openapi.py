@@ -118,7 +118,12 @@ def openapi_document() -> dict[str, Any]:
                     "scheme": "bearer",
                     "description": "Token of a Kubernetes ServiceAccount for the audience "
                     "agentjobs.",
-                }
+                },
+                "pod": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Token of a job's own pod (AGENTJOBS_TOKEN_FILE).",
+                },
             },
         },
     }
@@ -137,6 +142,10 @@ def _operation(each: Operation) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
+    if each.raw_limit is not None:
+        described["requestBody"] = {"required": True, "content": {OCTETS: {}}}
+    if each.pod:
+        described["security"] = [{"pod": []}]
     if each.public:
         described["security"] = []
     return described

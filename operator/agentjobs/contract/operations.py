@@ -23,6 +23,7 @@ MAX_PAGE_JOBS: Final = 500
 DEFAULT_PAGE_JOBS: Final = 50
 MAX_PAGE_BYTES: Final = 64 * 1024
 MAX_CURSOR: Final = 1024
+MAX_RESULT_BYTES: Final = 10 * 1024 * 1024
 DECIMAL = re.compile(r"[0-9]{1,9}")
 
 
@@ -88,6 +89,10 @@ class Operation:
     headers: tuple[str, ...] = ()
     """Headers of the answer that callers may rely on."""
     media_type: str = "application/json"
+    pod: bool = False
+    """Asked by the pod of a job, with its own token; not by callers."""
+    raw_limit: int | None = None
+    """The body is taken as it is, up to so many bytes."""
     octets: bool = False
     """With `Accept: application/octet-stream` the answer is bytes; what else there is to say stands
     in the headers Agentjobs-Next and Agentjobs-End."""
@@ -271,6 +276,58 @@ TOOLS = Operation(
     parameters=(NAMESPACE,),
     problems=(P.NAMESPACE_REQUIRED,),
 )
+REPORTING_JOB = Parameter(
+    "Agentjobs-Job",
+    Annotated[str, StringConstraints(max_length=127)],
+    "The pod's AGENTJOBS_JOB_ID.",
+    In.HEADER,
+    required=True,
+)
+REPORT_PROBLEMS: Final = (
+    P.NOT_ITS_POD,
+    P.POD_NOT_KNOWN,
+    P.JOB_OVER,
+    P.TIMEOUT,
+    P.BODY_TOO_LARGE,
+    P.UNSUPPORTED_MEDIA_TYPE,
+    P.INVALID_BODY,
+)
+REPORT_PROGRESS = Operation(
+    "reportProgress",
+    "POST",
+    "/v1/report/progress",
+    "Tell how far the tool is. Often told, the newest is kept, every five seconds.",
+    None,
+    parameters=(REPORTING_JOB,),
+    body=calls.ProgressReport,
+    status=HTTPStatus.NO_CONTENT,
+    problems=REPORT_PROBLEMS,
+    pod=True,
+)
+REPORT_SUMMARY = Operation(
+    "reportSummary",
+    "POST",
+    "/v1/report/summary",
+    "Say in one line what came out.",
+    None,
+    parameters=(REPORTING_JOB,),
+    body=calls.SummaryReport,
+    status=HTTPStatus.NO_CONTENT,
+    problems=REPORT_PROBLEMS,
+    pod=True,
+)
+REPORT_RESULT = Operation(
+    "reportResult",
+    "POST",
+    "/v1/report/result",
+    "Hand in the final result, once; the body is the result, of any media type.",
+    None,
+    parameters=(REPORTING_JOB,),
+    status=HTTPStatus.NO_CONTENT,
+    problems=(*REPORT_PROBLEMS, P.RESULT_EXISTS, P.RESULT_ELSEWHERE),
+    pod=True,
+    raw_limit=MAX_RESULT_BYTES,
+)
 SIGNING_KEYS = Operation(
     "getSigningKeys",
     "GET",
@@ -325,6 +382,9 @@ OPERATIONS: Final = (
     INPUTS,
     ANSWER,
     TOOLS,
+    REPORT_PROGRESS,
+    REPORT_SUMMARY,
+    REPORT_RESULT,
     SIGNING_KEYS,
     OPENAPI,
     ASYNCAPI,

@@ -27,6 +27,15 @@ class ProblemType(Enum):
     NOT_DONE = "not-done", HTTPStatus.CONFLICT, "The job has no result"
     ALREADY_STOPPED = "already-stopped", HTTPStatus.CONFLICT, "The job is stopping or over"
     ALREADY_ANSWERED = "already-answered", HTTPStatus.CONFLICT, "The question is closed"
+    JOB_OVER = "job-over", HTTPStatus.CONFLICT, "The job is over"
+    RESULT_EXISTS = "result-exists", HTTPStatus.CONFLICT, "Another result was handed in before"
+    RESULT_ELSEWHERE = (
+        "result-elsewhere",
+        HTTPStatus.CONFLICT,
+        "The tool's result is not taken from reports",
+    )
+    NOT_ITS_POD = "not-its-pod", HTTPStatus.FORBIDDEN, "Only a job's own pods report for it"
+    POD_NOT_KNOWN = "pod-not-known", HTTPStatus.SERVICE_UNAVAILABLE, "The pod is not known yet"
     BODY_TOO_LARGE = (
         "body-too-large",
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -283,6 +283,11 @@ def total(wholes: Sequence[Whole]) -> Archived:
     )
 
 
+def result_path(sha256: str) -> str:
+    """Where a result is kept, below its job; no stream is called so."""
+    return f"result/{sha256}"
+
+
 def stream_name(attempt: int, index: int, pod_uid: str) -> str:
     """Name of the stream of a pod: sorted, they stand in the order of attempts and pods."""
     return f"{attempt:04d}.{index:06d}.{pod_uid}"
@@ -306,9 +311,11 @@ def encode_page(data: bytes, limit: int) -> tuple[str, Encoding, int]:
     Text as long as it is UTF-8, in whole characters; what is not goes in base64, on a page of its
     own that begins with it.
 
-    :param data: what there is, at least one byte.
+    :param data: what there is.
     """
     text, used = _utf8_prefix(data)
+    if not data:
+        return "", "utf-8", 0
     if not used:
         raw = data[: max(1, (limit - 2) * 3 // 4 // 3 * 3)]
         return base64.b64encode(raw).decode(), "base64", len(raw)

@@ -8,7 +8,6 @@ from typing import Any
 from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.base import format_time
 from agentjobs.api.names import TERMINAL_STATES, State
-from agentjobs.contract.calls import ResultPage
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import job_id, parse_job_id
 from agentjobs.domain.texts import one_line
@@ -151,10 +150,8 @@ class Jobs:
                 return record_of(written)
         raise try_later(ProblemType.BUSY, "the job changes too quickly; ask again")
 
-    async def result(
-        self, keys: Keys, caller: Caller, text: str, *, cursor: str, limit: int
-    ) -> ResultPage:
-        """A piece of the result of a job that is done.
+    async def done(self, caller: Caller, text: str) -> AgentJob:
+        """A job that is done, whole: few ask for a result, and it can be large.
 
         :raises ProblemError: no such job; no result (409, with the status).
         """
@@ -162,24 +159,11 @@ class Jobs:
         record = await self._known_or_read(name)
         if record.over and record.state is not State.DONE:
             raise _no_result(record)
-        # What a job handed in is read when it is asked for: few ask, and it can be large.
         body = await self._get(name)
         job = AgentJob.from_json(body)
         if state_of(job) is not State.DONE:
             raise _no_result(record_of(body))
-        kept = job.status.result
-        content = (kept.text or "").encode() if kept else b""
-        purpose = f"result {job.metadata.uid}"
-        begin = int(open_cursor(keys, purpose, cursor)) if cursor else 0
-        data = _whole_characters(content[begin : begin + limit])
-        end = begin + len(data)
-        return ResultPage(
-            job_id=text,
-            status=State.DONE,
-            data=data.decode(),
-            truncated=bool(kept and kept.truncated),
-            next=seal_cursor(keys, purpose, end) if end < len(content) else None,
-        )
+        return job
 
     async def find(self, caller: Caller, text: str) -> JobRecord:
         """A job that the caller may see.
@@ -255,11 +239,6 @@ def _tag_in(etag: str) -> str:
 def _version_in(etag: str) -> int:
     digits = etag.strip().removeprefix("W/").strip('"').partition("-")[0]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0  # noqa: PLR2004
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a character at the end."""
-    return data.decode("utf-8", "ignore").encode()
 
 
 def _no_such_job() -> ProblemError:

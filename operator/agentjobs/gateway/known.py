@@ -48,6 +48,10 @@ class JobRecord:
     """Digest of the body."""
     archived: bool
     """Whether all of its output that is kept is in the store."""
+    job_name: str = ""
+    """The current attempt's Job."""
+    pods: tuple[str, ...] = ()
+    """Uids of the pods that may report for it."""
 
     @property
     def over(self) -> bool:
@@ -80,6 +84,8 @@ def record_of(body: dict[str, Any]) -> JobRecord:
         caller=made.caller if made else "",
         body=shown,
         tag=hashlib.sha256(shown).hexdigest()[:TAG_CHARACTERS],
+        job_name=job.status.job_name or "",
+        pods=job.status.pod_uids or (),
         archived=is_archived(job.status) or (bool(job.status.finished_at) and not began),
     )
 

@@ -5,8 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentjobs.contract.calls import Gap, OutputPage
+from agentjobs.api.agentjob import AgentJob
+from agentjobs.api.names import State
+from agentjobs.contract.calls import Gap, OutputPage, ResultPage
+from agentjobs.contract.operations import MAX_PAGE_BYTES
 from agentjobs.contract.problems import ProblemType
+from agentjobs.domain.jobids import job_id
 from agentjobs.domain.output import (
     END,
     Head,
@@ -24,8 +28,8 @@ from agentjobs.store import MissingObjectError, OutputStore, StoreError
 NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
 CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
-ENVELOPE_BYTES = 2048
-"""Of a page, beside the data and its gaps."""
+DATA_BYTES = MAX_PAGE_BYTES - 2048
+"""Of a page as JSON; the rest is for what stands around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,14 @@ class Outputs:
     async def page(
         self, keys: Keys, record: JobRecord, which: Which, *, cursor: str, limit: int
     ) -> OutputPage:
-        """A page of at most so many bytes of JSON.
+        """A page of at most so many bytes of data, 64 KiB as JSON.
 
         :raises ProblemError: a cursor that is not ours; a store that does not answer (503).
         """
         piece = await self.piece(keys, record, which, cursor=cursor, limit=limit)
         if not piece.data:
             return OutputPage(data="", next=piece.next, end=piece.end, gaps=piece.gaps)
-        room = max(4, limit - ENVELOPE_BYTES)
-        text, encoding, used = encode_page(piece.data, room)
+        text, encoding, used = encode_page(piece.data, min(limit, DATA_BYTES))
         whole = used == len(piece.data)
         after = piece.next
         if not whole:
@@ -100,6 +103,43 @@ class Outputs:
         except (StoreError, ValueError) as error:
             raise try_later(
                 ProblemType.UNAVAILABLE, "the store of output does not answer", 5
+            ) from error
+
+    async def result(self, keys: Keys, job: AgentJob, *, cursor: str, limit: int) -> ResultPage:
+        """A page of what a job handed in at its end; at most so many bytes, 64 KiB as JSON.
+
+        :raises ProblemError: a cursor that is not ours; a store that does not answer (503).
+        """
+        purpose = f"result {job.metadata.uid}"
+        begin = int(open_cursor(keys, purpose, cursor)) if cursor else 0
+        kept = job.status.result
+        content, size = await self._result_part(job, begin, limit)
+        text, encoding, used = encode_page(content, min(limit, DATA_BYTES))
+        after = begin + used
+        return ResultPage(
+            job_id=job_id(job.metadata.namespace, job.metadata.name),
+            status=State.DONE,
+            data=text,
+            encoding=encoding,
+            truncated=bool(kept and kept.truncated),
+            next=seal_cursor(keys, purpose, after) if after < size else None,
+        )
+
+    async def _result_part(self, job: AgentJob, begin: int, limit: int) -> tuple[bytes, int]:
+        """Bytes of a result from an offset on, and how many there are in all."""
+        kept = job.status.result
+        if kept is None or not kept.uri:
+            content = (kept.text or "").encode() if kept else b""
+            return content[begin : begin + limit], len(content)
+        length = min(limit, kept.bytes - begin)
+        if self._store is None:
+            raise try_later(ProblemType.UNAVAILABLE, "the store of results is not set up here", 5)
+        path = f"{job.metadata.uid}/{kept.uri}"
+        try:
+            return await self._store.get_range(path, begin, length), kept.bytes
+        except StoreError as error:
+            raise try_later(
+                ProblemType.UNAVAILABLE, "the store of results does not answer", 5
             ) from error
 
     async def _read(

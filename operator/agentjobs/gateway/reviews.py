@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from agentjobs.api.names import REPORT_AUDIENCE
 from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.expiring import Expiring
 from agentjobs.gateway.problems import ProblemError
@@ -22,6 +23,8 @@ REMEMBERED = 10_000
 TOKEN = re.compile(r"[\x21-\x7e]{1,16384}")
 SERVICE_ACCOUNT = "system:serviceaccount:"
 AGENTJOBS = "agentjobs.dev"
+POD_NAME = "authentication.kubernetes.io/pod-name"
+POD_UID = "authentication.kubernetes.io/pod-uid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,15 @@ class Caller:
         parts = self.name.split(":")
         is_account = self.is_service_account and len(parts) == 4  # noqa: PLR2004
         return parts[2] if is_account else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, by the token that is bound to it."""
+
+    namespace: str
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,9 @@ class Reviews:
         self._identities: Expiring[tuple[bytes, bool], _Identity] = Expiring(
             lambda identity: ALLOWED_SECONDS if identity.caller else DENIED_SECONDS, REMEMBERED
         )
+        self._pods: Expiring[bytes, _Identity] = Expiring(
+            lambda identity: ALLOWED_SECONDS if identity.caller else DENIED_SECONDS, REMEMBERED
+        )
         self._rights: Expiring[tuple[Caller, Right], bool] = Expiring(
             lambda allowed: ALLOWED_SECONDS if allowed else DENIED_SECONDS, REMEMBERED
         )
@@ -107,6 +122,27 @@ class Reviews:
         if identity.caller is None:
             raise _unauthenticated()
         return identity.caller
+
+    async def authenticate_pod(self, header: str) -> Pod:
+        """Find out which pod calls, by a token of the audience for reports.
+
+        :param header: of the request: `Authorization`.
+        :raises ProblemError: no such token (401); one that is bound to no pod (403).
+        :raises UnavailableError: the API server does not answer.
+        """
+        scheme, _, token = header.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not TOKEN.fullmatch(token):
+            raise _unauthenticated(REPORT_AUDIENCE)
+        key = hashlib.sha256(token.encode()).digest()
+        identity = await self._pods.get(key, lambda: self._token_review(token, [REPORT_AUDIENCE]))
+        if identity.caller is None:
+            raise _unauthenticated(REPORT_AUDIENCE)
+        extra = dict(identity.caller.extra)
+        (name, *_), (uid, *_) = extra.get(POD_NAME, ("",)), extra.get(POD_UID, ("",))
+        if not name or not uid or not identity.caller.home:
+            raise ProblemError(ProblemType.NOT_ITS_POD, "the token is bound to no pod")
+        return Pod(identity.caller.home, name, uid)
 
     async def allowed(self, caller: Caller, right: Right) -> bool:
         """Whether a caller has a right.
@@ -207,9 +243,9 @@ def _caller(user: Mapping[str, Any]) -> Caller:
     )
 
 
-def _unauthenticated() -> ProblemError:
+def _unauthenticated(audience: str = AUDIENCE) -> ProblemError:
     return ProblemError(
         ProblemType.UNAUTHENTICATED,
-        f"send Authorization: Bearer with a token of the audience {AUDIENCE}",
+        f"send Authorization: Bearer with a token of the audience {audience}",
         headers={"WWW-Authenticate": 'Bearer realm="agentjobs"'},
     )

@@ -17,7 +17,13 @@ from agentjobs.contract import operations
 from agentjobs.contract.asyncapi import asyncapi_document
 from agentjobs.contract.calls import QuestionList, SigningKeys, Started, Stopped, ToolList
 from agentjobs.contract.openapi import openapi_document
-from agentjobs.contract.operations import DEFAULT_PAGE_JOBS, KEY, MAX_PAGE_BYTES, OCTETS
+from agentjobs.contract.operations import (
+    DEFAULT_PAGE_JOBS,
+    KEY,
+    MAX_PAGE_BYTES,
+    OCTETS,
+    REPORTING_JOB,
+)
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
@@ -33,7 +39,8 @@ from agentjobs.gateway.known import KnownInputs, KnownJobs, KnownTools
 from agentjobs.gateway.outputs import Outputs, Which
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reflector import Reflector
-from agentjobs.gateway.reviews import Reviews
+from agentjobs.gateway.reports import Reports
+from agentjobs.gateway.reviews import Pod, Reviews
 from agentjobs.gateway.server import SAFE, Call, Server, answer
 from agentjobs.gateway.starts import Places, Starts
 from agentjobs.gateway.tls import Certificate
@@ -98,6 +105,7 @@ class Gateway:
         self._starts = Starts(kube, self._known, (own, wide), reviews, places, policy, metrics)
         self._jobs = Jobs(kube, self._known, reviews)
         self._outputs = Outputs(store)
+        self._reports = Reports(kube, self._known, store)
         self._inputs = Inputs(kube, inputs, self._jobs, reviews)
         self._catalogue = Catalogue(own, wide, self._starts)
         self._signing_keys: Expiring[str, SigningKeys] = Expiring(lambda _: SIGNING_KEYS_SECONDS, 1)
@@ -150,6 +158,7 @@ class Gateway:
         self._known.close()
         await asyncio.sleep(self._settings.drain_seconds)
         await listener.stop()
+        await self._reports.close()
         log.info("ended")
 
     async def _get_ready(self) -> None:
@@ -183,6 +192,9 @@ class Gateway:
         serve(operations.INPUTS, self._open_inputs)
         serve(operations.ANSWER, self._answer)
         serve(operations.TOOLS, self._tools)
+        serve(operations.REPORT_PROGRESS, self._report_progress)
+        serve(operations.REPORT_SUMMARY, self._report_summary)
+        serve(operations.REPORT_RESULT, self._report_result)
         serve(operations.SIGNING_KEYS, self._show_signing_keys)
         serve(operations.OPENAPI, self._show_openapi)
         serve(operations.ASYNCAPI, self._show_asyncapi)
@@ -286,11 +298,11 @@ class Gateway:
 
     async def _result(self, call: Call) -> web.Response:
         values = call.values
+        job = await self._jobs.done(call.caller, values["job_id"])
         page = await self._with_cursor(
-            lambda keys: self._jobs.result(
+            lambda keys: self._outputs.result(
                 keys,
-                call.caller,
-                values["job_id"],
+                job,
                 cursor=values.get("cursor", ""),
                 limit=values.get("limit", MAX_PAGE_BYTES),
             )
@@ -308,6 +320,19 @@ class Gateway:
     async def _tools(self, call: Call) -> web.Response:
         functions = await self._catalogue.functions(call.caller, _namespace(call))
         return answer(ToolList(tools=functions))
+
+    async def _report_progress(self, call: Call) -> web.Response:
+        await self._reports.progress(_pod(call), call.values[REPORTING_JOB.name], call.body)
+        return web.Response(status=204)
+
+    async def _report_summary(self, call: Call) -> web.Response:
+        job = call.values[REPORTING_JOB.name]
+        await self._reports.summary(_pod(call), job, call.body.summary)
+        return web.Response(status=204)
+
+    async def _report_result(self, call: Call) -> web.Response:
+        await self._reports.result(_pod(call), call.values[REPORTING_JOB.name], call.body)
+        return web.Response(status=204)
 
     async def _show_signing_keys(self, _: Call) -> web.Response:
         async def read() -> SigningKeys:
@@ -338,6 +363,12 @@ class Gateway:
     async def _show_metrics(self, _: Call) -> web.Response:
         self._metrics.known.set(len(self._known))
         return web.Response(body=self._metrics.render(), headers={"Content-Type": OPEN_METRICS})
+
+
+def _pod(call: Call) -> Pod:
+    if call.pod is None:  # pragma: no cover - the table says that pods call it
+        raise ProblemError(ProblemType.NOT_ITS_POD)
+    return call.pod
 
 
 def _namespace(call: Call, in_body: str | None = None) -> str:

@@ -20,17 +20,20 @@ from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.errors import AgentJobError, InvalidSpecError
 from agentjobs.domain.nesting import check_depth
 from agentjobs.gateway.problems import ProblemError, try_later
-from agentjobs.gateway.reviews import Caller, Reviews
+from agentjobs.gateway.reviews import Caller, Pod, Reviews
 from agentjobs.kube import UnavailableError
 from agentjobs.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 10.0
+LARGE_BODY_SECONDS = 60.0
 MAX_BUSY = 512
 """Requests that are worked on at once; beyond it callers are asked to come back."""
 MAX_BUSY_EACH = 384
 """Of one caller: slow bodies of one must leave room for the others."""
+MAX_LARGE = 16
+"""Bodies of megabytes at once: they stand in memory."""
 MAX_WAITING = 5000
 """Long polls at once."""
 MAX_WAITING_EACH = 2000
@@ -47,6 +50,8 @@ class Call:
     caller: Caller
     values: Mapping[str, Any]
     body: Any
+    pod: Pod | None = None
+    """The pod that calls, where pods do."""
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
@@ -107,6 +112,7 @@ class Server:
         self._busy_each = Room(MAX_BUSY_EACH, TOO_BUSY)
         self._waiting = Room(MAX_WAITING, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
         self._waiting_each = Room(MAX_WAITING_EACH, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
+        self._large = Room(MAX_LARGE, "too many large bodies are under way")
         self.ending = False
         """Set when nobody should stay connected any more."""
         self.app = web.Application(
@@ -154,12 +160,22 @@ class Server:
             header = request.headers.getall("Authorization", [""])
             if len(header) > 1:
                 raise _invalid("header Authorization is given more than once")
-            caller = await self._reviews.authenticate(header[0], secure=request.secure)
+            caller, pod = await self._who(operation, header[0], secure=request.secure)
             with self._busy_each.place(caller.name):
                 values = _values(operation, request)
-                body = await _body(operation.body, request) if operation.body else None
-                call = Call(caller, values, body)
+                with self._large.place() if operation.raw_limit else contextlib.nullcontext():
+                    body = await _content(operation, request)
+                call = Call(caller, values, body, pod)
                 return call, None if values.get("wait") else await handler(call)
+
+    async def _who(
+        self, operation: Operation, header: str, *, secure: bool
+    ) -> tuple[Caller, Pod | None]:
+        """Who calls: a user, or the pod of a job. The one's token is of no use to the other."""
+        if not operation.pod:
+            return await self._reviews.authenticate(header, secure=secure), None
+        pod = await self._reviews.authenticate_pod(header)
+        return Caller(f"pod {pod.uid}"), pod
 
     @web.middleware
     async def _render_problems(
@@ -232,10 +248,12 @@ def _values(operation: Operation, request: web.Request) -> dict[str, Any]:
             raise _invalid(f"{each.where} {each.name} is given more than once")
         if found:
             values[each.name] = _value(each, found[0])
-        elif each.required:
+        elif each.name == operations.KEY:
             raise ProblemError(
                 ProblemType.KEY_REQUIRED, f"send the header {each.name} with a new random value"
             )
+        elif each.required:
+            raise _invalid(f"{each.where} {each.name} is required")
     if operation.octets:
         values["Accept"] = ", ".join(request.headers.getall("Accept", []))
     return values
@@ -257,35 +275,65 @@ def _value(parameter: operations.Parameter, text: str) -> Any:
         raise ProblemError(kind, f"{parameter.where} {parameter.name}: {reason}") from error
 
 
+async def _content(operation: Operation, request: web.Request) -> Any:
+    """The body that an operation takes.
+
+    :raises ProblemError: too large, too slow, or not what it takes.
+    """
+    if operation.raw_limit is not None:
+        limit = operation.raw_limit
+        _check_encoding(request, limit)
+        return await _read(request.clone(client_max_size=limit), LARGE_BODY_SECONDS, limit)
+    return await _body(operation.body, request) if operation.body else None
+
+
 async def _body(model: type[BaseModel], request: web.Request) -> BaseModel:
     """Read and check a body.
 
     :raises ProblemError: too large, too slow, no JSON, or not of the model's shape.
     """
     _check_headers(request)
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            if "Expect" in request.headers and request.version == HttpVersion11:
-                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                # What is counted is the answer.
-                request.writer.output_size = 0
-            raw = await request.read()
-    except TimeoutError as error:
-        raise ProblemError(
-            ProblemType.TIMEOUT,
-            f"the body did not arrive within {BODY_SECONDS:.0f} s",
-            headers=CLOSE,
-        ) from error
-    except (web.RequestPayloadError, ConnectionError) as error:
-        raise ProblemError(
-            ProblemType.INVALID_REQUEST, "the body is broken off", headers=CLOSE
-        ) from error
+    raw = await _read(request, BODY_SECONDS, MAX_BODY_BYTES)
     try:
         value = codec.parse(raw)
     except ValueError as error:
         raise _invalid(f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise _invalid("the body is no JSON object")
+    return _checked(model, value)
+
+
+async def _read(request: web.Request, seconds: float, limit: int) -> bytes:
+    """Read a body.
+
+    :raises ProblemError: it is too slow, too large, or broken off.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            if "Expect" in request.headers and request.version == HttpVersion11:
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                # What is counted is the answer.
+                request.writer.output_size = 0
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _too_large(limit) from error
+    except TimeoutError as error:
+        raise ProblemError(
+            ProblemType.TIMEOUT,
+            f"the body did not arrive within {seconds:.0f} s",
+            headers=CLOSE,
+        ) from error
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise ProblemError(
+            ProblemType.INVALID_REQUEST, "the body is broken off", headers=CLOSE
+        ) from error
+
+
+def _checked(model: type[BaseModel], value: Any) -> BaseModel:
+    """A body as its model.
+
+    :raises ProblemError: it has not the model's shape.
+    """
     try:
         check_depth(value, "the body")
         return model.model_validate(value)
@@ -320,15 +368,23 @@ def _check_headers(request: web.Request) -> None:
         wrong = "send Content-Type: application/json"
     elif (request.charset or "utf-8").lower() != "utf-8":
         wrong = "send JSON in UTF-8"
-    elif (
+    if wrong:
+        raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, wrong)
+    _check_encoding(request, MAX_BODY_BYTES)
+
+
+def _check_encoding(request: web.Request, limit: int) -> None:
+    """Refuse a body that is compressed, or larger than it may be.
+
+    :raises ProblemError: it is.
+    """
+    if (
         request.headers.get("Content-Encoding", "identity").lower() != "identity"
         or request.headers.get("Transfer-Encoding", "chunked").lower() != "chunked"
     ):
-        wrong = "send the body uncompressed"
-    if wrong:
-        raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, wrong)
-    if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_large()
+        raise ProblemError(ProblemType.UNSUPPORTED_MEDIA_TYPE, "send the body uncompressed")
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
 
 
 def _pointer(place: tuple[int | str, ...]) -> str:
@@ -339,17 +395,17 @@ def _invalid(detail: str) -> ProblemError:
     return ProblemError(ProblemType.INVALID_REQUEST, detail)
 
 
-def _too_large() -> ProblemError:
+def _too_large(limit: int) -> ProblemError:
     return ProblemError(
         ProblemType.BODY_TOO_LARGE,
-        f"at most {MAX_BODY_BYTES} bytes; pass large data by reference",
+        f"at most {limit} bytes; pass large data by reference",
         headers=CLOSE,
     )
 
 
 def _from_aiohttp(error: web.HTTPException) -> ProblemError:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return _too_large()
+        return _too_large(MAX_BODY_BYTES)
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return ProblemError(ProblemType.METHOD_NOT_ALLOWED, allowed, headers={"Allow": allowed})

@@ -1,0 +1,223 @@
+"""What pods report of their own jobs: progress, a summary, the final result (R-REPORT)."""
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from agentjobs.api.agentjob import AgentJob, ResultSource
+from agentjobs.api.base import format_time
+from agentjobs.api.names import INLINE_RESULT_BYTES, SUMMARY_CHARACTERS
+from agentjobs.contract.calls import ProgressReport
+from agentjobs.contract.problems import ProblemType
+from agentjobs.domain.jobids import parse_job_id
+from agentjobs.domain.output import result_path
+from agentjobs.domain.texts import cut, one_line
+from agentjobs.gateway.known import JobRecord, KnownJobs, Name, record_of
+from agentjobs.gateway.problems import ProblemError, try_later
+from agentjobs.gateway.reviews import Pod
+from agentjobs.kube import (
+    AGENTJOBS,
+    ConflictError,
+    Kube,
+    KubeError,
+    NotFoundError,
+    UnavailableError,
+)
+from agentjobs.store import OutputStore, StoreError
+
+log = logging.getLogger(__name__)
+PROGRESS_EVERY = timedelta(seconds=5)
+"""Of one job, whoever reports it and to whichever replica."""
+MESSAGE_CHARACTERS = 256
+MAX_PODS = 16
+"""So many pods of a job stand in its status and may report."""
+TRIES = 10
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The newest progress of a job that was written too lately."""
+
+    uid: str
+    progress: dict[str, Any]
+    task: "asyncio.Task[None]"
+
+
+class Reports:
+    """Takes reports of pods, each for its own job and nothing else."""
+
+    def __init__(self, kube: Kube, jobs: KnownJobs, store: OutputStore | None) -> None:
+        self._kube = kube
+        self._jobs = jobs
+        self._store = store
+        self._written: dict[str, datetime] = {}
+        self._waiting: dict[str, _Waiting] = {}
+
+    async def progress(self, pod: Pod, job_id: str, report: ProgressReport) -> None:
+        """Keep how far a tool is: the newest, every five seconds at most.
+
+        :raises ProblemError: not a pod of that job; the job is over.
+        """
+        record = await self._its_job(pod, job_id)
+        progress: dict[str, Any] = {"at": format_time(datetime.now(UTC))}
+        # What is not told this time is not known any more.
+        progress["percent"] = report.percent
+        progress["message"] = cut(one_line(report.message or ""), MESSAGE_CHARACTERS) or None
+        waiting = self._waiting.get(record.uid)
+        if waiting:
+            waiting.progress = progress
+            return
+        due = self._written.get(record.uid, datetime.min.replace(tzinfo=UTC)) + PROGRESS_EVERY
+        pause = (due - datetime.now(UTC)).total_seconds()
+        if pause <= 0:
+            await self._write_progress(record.name, record.uid, progress)
+            return
+        task = asyncio.create_task(self._later(record.name, record.uid, pause))
+        self._waiting[record.uid] = _Waiting(record.uid, progress, task)
+
+    async def summary(self, pod: Pod, job_id: str, summary: str) -> None:
+        """Keep one line about the result.
+
+        :raises ProblemError: not a pod of that job; the job is over.
+        """
+        record = await self._its_job(pod, job_id)
+        line = cut(one_line(summary), SUMMARY_CHARACTERS)
+        await self._patch(record.name, record.uid, {"summary": line or None})
+
+    async def result(self, pod: Pod, job_id: str, content: bytes) -> None:
+        """Keep the final result; return only when its mark is in the status.
+
+        The verdict rests on the mark: a tool that hands in its result and is stopped then is done.
+
+        :raises ProblemError: not a pod of that job; the job is over; another result is there.
+        """
+        record = await self._its_job(pod, job_id)
+        mark = await self._stored(record.uid, content)
+        for _ in range(TRIES):
+            body = await self._read(record.name, record.uid)
+            job = AgentJob.from_json(body)
+            if job.status.finished_at:
+                raise ProblemError(ProblemType.JOB_OVER, "its result cannot be changed any more")
+            effective = job.status.effective
+            if effective and effective.result_from is not ResultSource.REPORT:
+                raise ProblemError(
+                    ProblemType.RESULT_ELSEWHERE,
+                    f"the tool's resultFrom is {effective.result_from}; set it to report",
+                )
+            kept = job.status.result
+            if kept is not None:
+                if kept.to_json() == mark:
+                    # The answer to it was lost.
+                    return
+                raise ProblemError(ProblemType.RESULT_EXISTS, "the first one stays")
+            version = job.metadata.resource_version
+            try:
+                await self._patch(record.name, record.uid, {"result": mark}, version)
+            except ConflictError:
+                continue
+            return
+        raise try_later(ProblemType.BUSY, "the job changes too quickly; report again")
+
+    async def close(self) -> None:
+        """Write what waits to be written."""
+        for waiting in list(self._waiting.values()):
+            waiting.task.cancel()
+        for uid, waiting in list(self._waiting.items()):
+            record = next((each for each in self._jobs if each.uid == uid), None)
+            if record:
+                await self._write_progress(record.name, uid, waiting.progress)
+
+    async def _its_job(self, pod: Pod, job_id: str) -> JobRecord:
+        """The job of a pod, which the pod must name.
+
+        :raises ProblemError: it is not its job (403); is not known to be yet (503); is over (409).
+        """
+        place = parse_job_id(job_id)
+        if place is None or place[0] != pod.namespace:
+            raise _not_its_pod()
+        record = self._jobs.get(Name(*place))
+        if record is None:
+            record = record_of(await self._read(Name(*place), ""))
+        if pod.uid in record.pods:
+            return record
+        if not record.job_name or not pod.name.startswith(f"{record.job_name}-"):
+            raise _not_its_pod()
+        if record.over:
+            raise ProblemError(ProblemType.JOB_OVER, f"the job is {record.state}")
+        if len(record.pods) >= MAX_PODS:
+            raise ProblemError(
+                ProblemType.NOT_ITS_POD, f"only {MAX_PODS} pods of a job at once can report"
+            )
+        raise try_later(ProblemType.POD_NOT_KNOWN, "the job's status does not name this pod yet")
+
+    async def _read(self, name: Name, uid: str) -> dict[str, Any]:
+        try:
+            body = await self._kube.get(AGENTJOBS, *name)
+        except NotFoundError as error:
+            raise _not_its_pod() from error
+        if uid and body["metadata"]["uid"] != uid:
+            raise _not_its_pod()
+        return body
+
+    async def _stored(self, job_uid: str, content: bytes) -> dict[str, Any]:
+        """What the status says of a result; a large one is stored before.
+
+        :raises ProblemError: too large for the status, and there is no store, or it fails.
+        """
+        mark: dict[str, Any] = {"source": ResultSource.REPORT.value, "bytes": len(content)}
+        text = _as_text(content)
+        if text is not None:
+            return {**mark, "text": text, "truncated": False}
+        if self._store is None:
+            raise ProblemError(
+                ProblemType.BODY_TOO_LARGE,
+                f"more than {INLINE_RESULT_BYTES} bytes of text, and there is no store for them",
+            )
+        path = result_path(hashlib.sha256(content).hexdigest())
+        try:
+            # Named by its content: another result does not take its place.
+            await self._store.put(f"{job_uid}/{path}", content)
+        except StoreError as error:
+            log.warning("a result cannot be stored: %s", error)
+            raise try_later(ProblemType.UNAVAILABLE, "the store does not answer", 5) from error
+        return {**mark, "truncated": False, "uri": path}
+
+    async def _later(self, name: Name, uid: str, pause: float) -> None:
+        await asyncio.sleep(pause)
+        waiting = self._waiting.pop(uid)
+        await self._write_progress(name, uid, waiting.progress)
+
+    async def _write_progress(self, name: Name, uid: str, progress: dict[str, Any]) -> None:
+        self._written[uid] = datetime.now(UTC)
+        if len(self._written) > len(self._jobs) + MAX_PODS:
+            known = {record.uid for record in self._jobs}
+            self._written = {each: at for each, at in self._written.items() if each in known}
+        try:
+            await self._patch(name, uid, {"progress": progress})
+        except (KubeError, UnavailableError) as error:
+            # The next report says more.
+            log.info("progress of AgentJob %s/%s is not kept: %s", *name, error)
+
+    async def _patch(self, name: Name, uid: str, status: dict[str, Any], version: str = "") -> None:
+        meta = {"uid": uid, **({"resourceVersion": version} if version else {})}
+        body = {"metadata": meta, "status": status}
+        self._jobs.wrote(await self._kube.patch(AGENTJOBS, *name, body, "status"))
+
+
+def _as_text(content: bytes) -> str | None:
+    """A result that fits into the status; None for a larger one, or one that is no text."""
+    if len(content) > INLINE_RESULT_BYTES:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _not_its_pod() -> ProblemError:
+    return ProblemError(
+        ProblemType.NOT_ITS_POD, "give the pod's own AGENTJOBS_JOB_ID, with the pod's own token"
+    )
