@@ -49,6 +49,7 @@ T = TypeVar("T")
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 STARTS = 500 if SOAK else 100
 CALLERS = 8
+LATE_WATCH = 0.5
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 RECEIVERS = ("https://receiver.example.com/u1", "https://receiver.example.com/u2")
 
@@ -808,7 +809,10 @@ def end(place: Place, name: str, n: int) -> None:
 
 @scenario("R-LEVEL who follows changes is told of a start at once", own=True)
 def told_at_once(place: Place) -> None:
-    gateway = place.stage.replicas[0]
+    """Also when its own write is known before the watch has told it."""
+    proxy = place.stage.gateway_proxy("gateway-late")
+    gateway = place.stage.gateway("gateway-late", through=proxy)
+    proxy.hold = lambda path, age: is_watch_of(path, "agentjobs") and age < LATE_WATCH
     tenant = Tenant(place.stage, place.namespace)
     tenant.usable_tool("count", inputSchema=SCHEMA)
     agent = tenant.account("agent-a", CALLS, use("count")).agent
