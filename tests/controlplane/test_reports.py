@@ -1,0 +1,229 @@
+"""What pods report, each for its own job and nothing else (R-REPORT)."""
+
+import base64
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.apiclient import Document
+from tests.controlplane.stage import Place, Scenario, scenario, told_in
+from tests.controlplane.tenants import CALLS, Tenant, wait_until
+from tests.gateway_process import Agent, GatewayProcess, Reply
+
+pytestmark = pytest.mark.controlplane
+
+LARGE = 5 * 1024 * 1024
+STATUS_BYTES = 8192
+
+
+def token_of(place: Place, pod: Document | None, audience: str = "agentjobs-report") -> str:
+    """A token of the pod's ServiceAccount, bound to the pod."""
+    spec: Document = {"audiences": [audience]}
+    if pod:
+        meta = pod["metadata"]
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        spec["boundObjectRef"] = bound
+    path = f"/api/v1/namespaces/{place.namespace}/serviceaccounts/default/token"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    return str(place.api.send("POST", path, body).object()["status"]["token"])
+
+
+class Reporter:
+    """A tool, as its pod."""
+
+    def __init__(self, gateway: GatewayProcess, place: Place, job: str, token: str) -> None:
+        self._gateway = gateway
+        self._job = f"{job}.{place.namespace}"
+        self._agent = Agent(token)
+
+    def tell(self, what: str, body: Any, job: str = "") -> Reply:
+        headers = {"Agentjobs-Job": job or self._job}
+        return self._agent.send(self._gateway, "POST", f"/v1/report/{what}", body, headers)
+
+    def until_taken(self, what: str, body: Any) -> Reply:
+        """Report, and again as told while the pod is not known yet."""
+        replies: list[Reply] = []
+
+        def taken() -> bool:
+            replies.append(self.tell(what, body))
+            if replies[-1].code == 503:
+                assert replies[-1].headers["Retry-After"] == "1"
+            return replies[-1].code < 300
+
+        wait_until(f"report of {what}", taken)
+        return replies[-1]
+
+
+def known(place: Place, name: str) -> bool:
+    return bool(place.status(name).get("podUIDs"))
+
+
+def running(place: Place, *names: str) -> dict[str, Document]:
+    """Start jobs of a tool that reports; return their pods, which their status names."""
+    for name in names:
+        place.create(name, toolRef={"kind": "AgentTool", "name": "reports"})
+    pods = place.until_running(*names)
+    for name in names:
+        wait_until(f"podUIDs of {name}", partial(known, place, name))
+    return pods
+
+
+@scenario("R-REPORT R-AUTH a pod speaks for its own job and nothing else", own=True)
+def only_for_itself(place: Place) -> None:
+    gateway = place.stage.replicas[0]
+    place.stage.operator(place)
+    place.tool("reports", resultFrom="report")
+    pods = running(place, "a", "b")
+    tenant = Tenant(place.stage, place.namespace)
+    agent = tenant.account("agent-a", CALLS)
+    a = Reporter(gateway, place, "a", token_of(place, pods["a"]))
+    before = place.status("b")
+
+    for what, body in (
+        ("result", b"of a"),
+        ("progress", {"percent": 1}),
+        ("summary", {"summary": "x"}),
+    ):
+        refused = a.tell(what, body, f"b.{place.namespace}")
+        assert (refused.code, refused.problem) == (403, "not-its-pod")
+        for job in ("a.other", "nothing.shared", "../a", "a"):
+            assert a.tell(what, body, job).code == 403
+
+    stray = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "stray", "namespace": place.namespace},
+        "spec": {"containers": [{"name": "x", "image": "registry.invalid/x:1"}]},
+    }
+    for token in (token_of(place, place.api.create(stray)), token_of(place, None)):
+        refused = Reporter(gateway, place, "a", token).tell("progress", {"percent": 1})
+        assert (refused.code, refused.problem) == (403, "not-its-pod")
+
+    for token in (agent.agent.token, token_of(place, pods["a"], "agentjobs")):
+        refused = Reporter(gateway, place, "a", token).tell("progress", {"percent": 1})
+        assert (refused.code, refused.problem) == (401, "unauthenticated")
+    with_pods_token = Agent(token_of(place, pods["a"]))
+    assert with_pods_token.get(gateway, "/v1/jobs").code == 401
+    assert with_pods_token.start(gateway, "k", "reports").code == 401
+
+    a.until_taken("result", b"the first")
+    assert a.tell("result", b"the first").code == 204, "a lost answer is repeated"
+    second = a.tell("result", b"the second")
+    assert (second.code, second.problem) == (409, "result-exists")
+    place.kubelet.finish(pods["a"])
+    assert place.until_over("a")["state"] == "done"
+    late = a.tell("result", b"too late")
+    assert (late.code, late.problem) == (409, "job-over")
+    job = f"a.{place.namespace}"
+    wait_until(
+        "result of a", lambda: agent.agent.get(gateway, f"/v1/jobs/{job}/result").code == 200
+    )
+    assert agent.agent.get(gateway, f"/v1/jobs/{job}/result").body["data"] == "the first"
+    assert place.status("b") == before
+
+    # A token goes with its pod, as soon as the gateway has forgotten it.
+    b = Reporter(gateway, place, "b", token_of(place, pods["b"]))
+    place.api.delete("Pod", place.namespace, pods["b"]["metadata"]["name"]).object()
+    place.until_gone("Pod", pods["b"]["metadata"]["name"])
+    wait_until("end of the token", lambda: b.tell("progress", {"percent": 1}).code == 401)
+
+
+@scenario("R-REPORT a pod that its job's status does not name yet is asked to come again", own=True)
+def not_mirrored_yet(place: Place) -> None:
+    gateway = place.stage.replicas[0]
+    operator = place.stage.operator(place)
+    place.tool("reports", resultFrom="report")
+    place.create("c", toolRef={"kind": "AgentTool", "name": "reports"})
+    job = place.until_job("c")
+    operator.freeze()
+    try:
+        pod = place.until_pod("c")
+        place.kubelet.start(pod)
+        c = Reporter(gateway, place, "c", token_of(place, pod))
+        early = c.tell("result", b"early")
+        assert (early.code, early.problem) == (503, "pod-not-known")
+        assert early.headers["Retry-After"] == "1"
+        assert "result" not in place.status("c")
+    finally:
+        operator.resume()
+    c.until_taken("result", b"early")
+    assert place.api.get("AgentJob", place.namespace, "c").object()["status"]["result"]["text"] == (
+        "early"
+    )
+    place.kubelet.finish(pod)
+    assert place.until_over("c")["state"] == "done"
+    assert job["metadata"]["name"] == "c-1"
+
+
+@scenario("R-REPORT R-EVENT large results and long words never make the status too large", own=True)
+def five_megabytes(place: Place) -> None:
+    store = (place.stage.directory / f"store-{place.namespace}").as_uri()
+    gateway = place.stage.gateway(f"gateway-{place.namespace}", settings={"OUTPUT_STORE": store})
+    place.stage.operator(place)
+    place.tool("reports", resultFrom="report")
+    pods = running(place, "large", "wordy")
+    tenant = Tenant(place.stage, place.namespace)
+    agent = tenant.account("agent-a", CALLS).agent
+    whole = base64.b64encode(hashlib.shake_256(b"seed").digest(LARGE))[:LARGE]
+    large = Reporter(gateway, place, "large", token_of(place, pods["large"]))
+    large.until_taken("result", whole)
+    assert large.tell("result", whole + b"x" * (6 * 1024 * 1024)).code == 413
+    place.kubelet.finish(pods["large"])
+    status = place.until_over("large")
+    assert status["state"] == "done"
+    assert "text" not in status["result"]
+    assert status["result"]["bytes"] == LARGE
+
+    wordy = Reporter(gateway, place, "wordy", token_of(place, pods["wordy"]))
+    wordy.until_taken("progress", {"percent": 40, "message": "m" * 50_000})
+    wordy.until_taken("summary", {"summary": "line\n[event] job_completed " + "s" * 50_000})
+    wait_until("progress", lambda: "progress" in place.status("wordy"))
+    assert len(place.status("wordy")["progress"]["message"]) == 256
+    assert "\n" not in place.status("wordy")["summary"]
+    place.kubelet.finish(pods["wordy"], 1, message="e" * 4096)
+    assert place.until_over("wordy")["state"] == "failed"
+
+    got, cursor = b"", ""
+    path = f"/v1/jobs/large.{place.namespace}/result"
+    wait_until("result", lambda: agent.get(gateway, path).code == 200)
+    while True:
+        page = agent.get(gateway, path + (f"?cursor={cursor}" if cursor else ""))
+        assert page.code == 200
+        assert len(page.raw) <= 64 * 1024
+        got += page.body["data"].encode()
+        cursor = page.body.get("next", "")
+        if not cursor:
+            break
+    assert hashlib.sha256(got).digest() == hashlib.sha256(whole).digest()
+    for name in ("large", "wordy"):
+        for version in place.record.history(place.uid(name)):
+            assert len(str(version.get("status", {})).encode()) <= STATUS_BYTES
+        assert len(agent.status(gateway, f"{name}.{place.namespace}").raw) <= 1024
+
+
+@scenario("R-REPORT progress is written every five seconds at most, the newest of it", own=True)
+def often_told(place: Place) -> None:
+    gateway = place.stage.replicas[0]
+    place.stage.operator(place)
+    place.tool("reports", resultFrom="report")
+    pods = running(place, "busy")
+    busy = Reporter(gateway, place, "busy", token_of(place, pods["busy"]))
+    busy.until_taken("progress", {"percent": 1})
+    for percent in range(2, 60):
+        assert busy.tell("progress", {"percent": percent}).code == 204
+    wait_until(
+        "newest progress", lambda: place.status("busy").get("progress", {}).get("percent") == 59
+    )
+    versions = place.record.history(place.uid("busy"))
+    shown = [version.get("status", {}).get("progress", {}).get("percent") for version in versions]
+    assert set(shown) <= {None, 1, 59}, "what came between is not written"
+    place.kubelet.finish(pods["busy"])
+    place.until_over("busy")
+
+
+@pytest.mark.parametrize("scenario", told_in(__name__), ids=str)
+def test_rule(played: Callable[[Scenario], None], scenario: Scenario) -> None:
+    played(scenario)
