@@ -210,7 +210,7 @@ class Listener:
             async with asyncio.timeout(self._patience):
                 await self._runner.cleanup()
         except TimeoutError:
-            log.warning("some requests did not end within %.0f s", self._patience)
+            log.warning("some requests did not end within %g s", self._patience)
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server
