@@ -116,7 +116,8 @@ class InstalledGateway:
         """Empty its Secret and start it anew; only while no job is named by its key."""
         before = {each["metadata"]["uid"] for each in self.pods()}
         self._kubectl("patch", "secret", self.KEYS, "--type=merge", "--patch", '{"data":null}')
-        self._kubectl("delete", "pods", "--selector", "app.kubernetes.io/component=gateway")
+        chosen = ["--selector", "app.kubernetes.io/component=gateway"]
+        self._kubectl("delete", "pods", *chosen, "--grace-period=1")
         self._wait_until_gone(before)
         self.wait_until_ready()
 

@@ -26,7 +26,7 @@ from tests.e2e.platform import IMAGE, STAYS, Platform
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
 
 SHORT = {"name": "agent", "seconds": 2}
-LONG = {"name": "nobody", "seconds": 600}
+LONG = {"name": "nobody", "seconds": 7200}
 GREETING = '{"summary": "hello agent"}'
 KEY = "Idempotency-Key"
 WITHIN = 60
@@ -36,11 +36,12 @@ FEWEST = 20
 
 
 @pytest.fixture(scope="module")
-def agents(platform: Platform) -> Iterator[Agents]:
-    """A namespace whose account may start one tool."""
-    agents = settle(platform.in_namespace())
-    yield agents
-    agents.here.kubectl("delete", "agentjobs", "--all", "--wait=false")
+def agents(platform: Platform) -> Agents:
+    """A namespace whose account may start one tool.
+
+    Its jobs stay as they are: to delete hundreds would cost the tests that follow their quiet.
+    """
+    return settle(platform.in_namespace())
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,28 @@ def gate(seen: dict[str, Seen], agents: Agents) -> str:
     return str(reply.body["job_id"])
 
 
+@pytest.fixture(scope="module")
+def reported(gate: str, agents: Agents) -> Document:
+    """What is shown of a job after its pod, with the token that it was given, has reported."""
+    name = gate.partition(".")[0]
+    agents.here.wait_for(name, ["running"])
+    (pod,) = [each["metadata"]["name"] for each in agents.here.pods_of(name)]
+    token = agents.here.kubectl("exec", pod, "--", "sh", "-c", 'cat "$AGENTJOBS_TOKEN_FILE"')
+    url = agents.here.gateway.urls[0]
+    options = ["--header", "Content-Type: application/json", "--header", f"Agentjobs-Job: {gate}"]
+    progress = json.dumps({"percent": 40, "message": "two of five"})
+    reply = curl(token, f"{url}/v1/report/progress", *options, "--data", progress)
+    assert reply.code < 300, reply
+    assert curl(token, f"{url}/v1/jobs/{gate}").code == 401
+    return curl(agents.token, f"{url}/v1/jobs/{gate}").body
+
+
+def test_a_pod_reports_with_its_token_which_is_good_for_nothing_else(reported: Document) -> None:
+    """R-REPORT, R-AUTH."""
+    progress = reported["progress"]
+    assert (progress["percent"], progress["message"]) == (40, "two of five")
+
+
 @dataclass(frozen=True)
 class Asked:
     """A question of a job."""
@@ -348,7 +371,7 @@ def test_new_replicas_know_the_keys_of_the_old(rollout: Rollout, gate: str, agen
         assert (reply.code, reply.body["job_id"]) == (202, job_id)
 
 
-@pytest.mark.usefixtures("rollout", "asked", "shown")
+@pytest.mark.usefixtures("rollout", "asked", "reported", "shown")
 def test_the_gateway_has_the_rights_that_it_uses_and_no_other(platform: Platform) -> None:
     """R-AUTH: by what the API server has recorded of it since it was installed."""
     recorded = [

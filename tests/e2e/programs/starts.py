@@ -15,7 +15,7 @@ from agentjobs.client import Client
 
 TOKEN = Path("/var/run/secrets/agentjobs/token")
 CALLERS = 3
-PAUSE = 0.2
+PAUSE = 0.4
 
 
 async def main(url: str, tool: str, arguments: str, dependency: str) -> dict[str, Any]:
