@@ -131,9 +131,9 @@ class Server:
                 self._metrics.request_seconds.labels(operation.id).observe(seconds)
             return response
 
-        self.app.router.add_route(
-            operation.method, operation.path, handle, expect_handler=_go_on_later
-        )
+        # By itself aiohttp keeps braces out of what stands for a name.
+        path = operation.path.replace("}", ":[^/]+}")
+        self.app.router.add_route(operation.method, path, handle, expect_handler=_go_on_later)
 
     async def _handle(
         self, operation: Operation, handler: Handler, request: web.Request

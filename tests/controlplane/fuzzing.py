@@ -1,0 +1,64 @@
+"""What schemathesis is told of us: loaded by the process that fuzzes, by `hooks` of its settings.
+
+Checks of ours stand beside its own: they hold for every answer to every request that it makes.
+"""
+
+import json
+import os
+from typing import Any
+
+import schemathesis
+
+from agentjobs.api.names import TERMINAL_STATES, State
+from agentjobs.contract.calls import MAX_STATUS_BYTES, Problem
+from agentjobs.contract.problems import BASE, MEDIA_TYPE
+
+OTHERS = os.environ["AGENTJOBS_FUZZ_OTHERS"]
+"""A word that is in everything of the other namespace."""
+LONGEST_WAIT = 1
+OVER = {*TERMINAL_STATES, State.STOPPING}
+
+stopped: set[str] = set()
+"""Jobs whose stop was taken."""
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:  # noqa: ARG001 - given
+    """Wait no minute for what never changes. What is no number, or too large, stays so."""
+    query = case.query or {}
+    wait = str(query.get("wait", ""))
+    if wait.isascii() and wait.isdigit() and LONGEST_WAIT < int(wait) <= 60:
+        query["wait"] = LONGEST_WAIT
+
+
+@schemathesis.check
+def an_error_is_a_problem(ctx: Any, response: Any, case: Any) -> None:  # noqa: ARG001 - given
+    if response.status_code < 400 or case.path == "/readyz":
+        return
+    assert response.headers["content-type"] == [MEDIA_TYPE], "an error without a problem"
+    problem = Problem.model_validate_json(response.content)
+    assert problem.status == response.status_code, "a problem with another status"
+    assert problem.type.startswith(BASE), "a problem of no type of ours"
+    assert "traceback" not in response.text.lower(), "a problem that tells of our insides"
+
+
+@schemathesis.check
+def r_auth_nothing_of_another_namespace_is_told(
+    ctx: Any,  # noqa: ARG001 - given
+    response: Any,
+    case: Any,  # noqa: ARG001 - given
+) -> None:
+    told = response.text + json.dumps(dict(response.headers))
+    assert OTHERS not in told, "something of another namespace"
+
+
+@schemathesis.check
+def r_honest_a_stop_that_was_taken_is_seen(ctx: Any, response: Any, case: Any) -> None:  # noqa: ARG001 - given
+    """Instead of `use_after_free`: DELETE asks for the end of a job, whose record stays."""
+    if case.path != "/v1/jobs/{job_id}" or response.status_code not in {200, 202}:
+        return
+    told = response.json()
+    if response.status_code == 202:
+        stopped.add(told["job_id"])
+    assert len(response.content) <= MAX_STATUS_BYTES, "a status that is too large"
+    assert told["job_id"] not in stopped or told["status"] in OVER, "a stop that is forgotten"
