@@ -398,6 +398,7 @@ def test_the_gateway_has_no_right_that_it_should_not_have(helm: Path) -> None:
     assert not any("*" in part for right in allowed for part in right)
     assert {resource for _, resource, _ in allowed} == {
         "agentjobs",
+        "agentjobs/status",
         "agenttools",
         "clusteragenttools",
         "inputrequests",
@@ -407,6 +408,8 @@ def test_the_gateway_has_no_right_that_it_should_not_have(helm: Path) -> None:
     }
     forbidden = {"delete", "deletecollection", "use", "approve", "escalate", "bind", "impersonate"}
     assert not {verb for *_, verb in allowed} & forbidden
+    # What pods report; the state in there is the operator's to write.
+    assert {verb for _, name, verb in allowed if name == "agentjobs/status"} == {"patch"}
     for rule in only(rendered, "Role", "agentjobs-gateway")["rules"]:
         assert rule["verbs"] == ["create"] or rule["resourceNames"]
         assert set(rule["resources"]) <= {"secrets", "configmaps"}
