@@ -1,6 +1,7 @@
 """Status values: conditions, results and summaries, the budget (R-EVENT, R-STATE-DERIVED)."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,19 @@ from agentjobs.domain.observed import DependencySeen, ReadLastLine, ReadRefusals
 from agentjobs.domain.reconcile import decide
 from agentjobs.domain.status import fit, result_of, size_of, summary_of, with_condition
 from agentjobs.domain.texts import cut, cut_bytes, one_line
-from tests.builders import Json, a_child, a_pod, an_agentjob, at, claimed, ended, observed, waiting
+from tests.builders import (
+    POD_NAME,
+    Json,
+    a_child,
+    a_pod,
+    an_agentjob,
+    at,
+    claimed,
+    ended,
+    observed,
+    running,
+    waiting,
+)
 from tests.domain.situations import told
 
 
@@ -186,6 +199,41 @@ def test_r_cause_what_may_cure_itself_waits(pod: Any, expected: str) -> None:
     if "SuspendJob" in expected:
         assert plan.status.ending is not None
         assert plan.status.ending.code == "image_pull"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("registry answers 503", "ImagePullBackOff of registry.invalid/x:1 (registry answers 503)"),
+        ('Back-off pulling "registry.invalid/x:1"', 'ff (Back-off pulling "registry.invalid/x:1")'),
+    ],
+    ids=["image left out", "image named"],
+)
+def test_r_cause_an_image_that_is_waited_for_is_named(words: str, said: str) -> None:
+    pod = a_pod(waiting("ImagePullBackOff", words))
+    assert pod.tool is not None
+    pod = replace(pod, tool=replace(pod.tool, image="registry.invalid/x:1"))
+    job = an_agentjob(status=claimed(jobUID="j1"))
+    status = decide(observed(job, child=a_child(), pods=(pod,))).status
+    assert status is not None
+    assert status.waiting is not None
+    assert said in status.waiting.message
+
+
+def test_r_cause_a_deadline_names_the_pod_that_it_ends() -> None:
+    job = an_agentjob(status=claimed(jobUID="j1"), deadlineSeconds=30)
+    status = decide(observed(job, child=a_child(), pods=(a_pod(running()),))).status
+    assert status is not None
+    assert status.ending is not None
+    assert status.ending.message == f"the deadline passed while pod {POD_NAME} ran"
+
+
+def test_r_cause_what_was_declined_is_not_said_to_be_stopped() -> None:
+    stop = {"declined": True, "requestedBy": "ada", "reason": "not today"}
+    status = decide(observed(an_agentjob(stop=stop))).status
+    assert status is not None
+    assert status.cause is not None
+    assert (status.cause.code, status.cause.message) == ("declined", "declined by ada: not today")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def _due(seen: Observed, deadline_at: datetime) -> Iterator[tuple[datetime, Endi
         code = CauseCode.DECLINED if _declined(seen) else CauseCode.STOPPED
         yield _asked_at(seen), _ending(seen, code, asked)
     waiting = _waiting(seen)
-    text = "the deadline passed" + (f" while waiting: {waiting.message}" if waiting else "")
+    while_it = f" while waiting: {waiting.message}" if waiting else _while_running(seen)
+    text = f"the deadline passed{while_it}"
     yield deadline_at, _ending(seen, CauseCode.DEADLINE_EXCEEDED, text)
     pending_at = pending_deadline(seen)
     if pending_at:
@@ -137,7 +138,8 @@ def lingering_until(seen: Observed, child: JobView) -> datetime | None:
 def _asked(seen: Observed) -> str:
     stop = seen.job.spec.stop
     if stop is not None:
-        by = f"stopped by {stop.requested_by}" if stop.requested_by else "stopped on request"
+        how = "declined" if stop.declined else "stopped"
+        by = f"{how} by {stop.requested_by}" if stop.requested_by else f"{how} on request"
         return f"{by}: {stop.reason}" if stop.reason else by
     return "the AgentJob was deleted" if seen.job.metadata.deletion_timestamp else ""
 
@@ -157,6 +159,11 @@ def _waiting(seen: Observed) -> Waiting | None:
     if started(seen):
         return None
     return waiting_for(seen, seen.child) if seen.child else seen.job.status.waiting
+
+
+def _while_running(seen: Observed) -> str:
+    pod = next((pod for pod in seen.pods if not pod.dead), None)
+    return f" while pod {pod.name} ran" if pod else ""
 
 
 def _ending(seen: Observed, code: CauseCode, text: str) -> Ending:

@@ -69,6 +69,7 @@ class ContainerView:
     """One container of a pod."""
 
     name: str
+    image: str = ""
     running_since: datetime | None = None
     running: bool = False
     waiting_reason: str = ""
@@ -88,6 +89,7 @@ class ContainerView:
         end = current or last
         return cls(
             name=body.get("name", ""),
+            image=body.get("image") or "",
             running="running" in state,
             running_since=parse_time((state.get("running") or {}).get("startedAt")),
             waiting_reason=waiting.get("reason") or "",

@@ -32,7 +32,7 @@ def hopeless(seen: Observed) -> Hopeless | None:
         for container in _containers(pod):
             if container.waiting_reason in PULL_HOPELESS:
                 text = f"image of container {container.name}, pod {pod.name}: "
-                return Hopeless(CauseCode.IMAGE_PULL, text + _reason(container))
+                return Hopeless(CauseCode.IMAGE_PULL, text + _unpulled(container))
     refusal = seen.refusal
     if refusal is None or seen.pods:
         return None
@@ -74,7 +74,7 @@ def _pod_waits(pod: PodView) -> Waiting:
     for container in _containers(pod):
         reason = container.waiting_reason
         if reason in PULL_FAILURES:
-            text = f"pod {pod.name}, container {container.name}: {_reason(container)}"
+            text = f"pod {pod.name}, container {container.name}: {_unpulled(container)}"
             return Waiting(code=WaitingCode.IMAGE_PULL, message=_text(text))
         if reason not in ORDINARY:
             text = f"pod {pod.name}, container {container.name}: {_reason(container)}"
@@ -89,6 +89,12 @@ def _containers(pod: PodView) -> tuple[ContainerView, ...]:
 
 def _reason(container: ContainerView) -> str:
     return f"{container.waiting_reason} ({one_line(container.waiting_message)})"
+
+
+def _unpulled(container: ContainerView) -> str:
+    """The kubelet's words, with the image where they leave it out."""
+    image = "" if container.image in container.waiting_message else f" of {container.image}"
+    return f"{container.waiting_reason}{image} ({one_line(container.waiting_message)})"
 
 
 def _text(text: str) -> str:
