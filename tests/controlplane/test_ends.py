@@ -1,9 +1,12 @@
 """How jobs end that run, that never run, and that are asked to end."""
 
+import json
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from tests.apiclient import Document
 from tests.controlplane.stage import (
     Place,
     Scenario,
@@ -14,18 +17,57 @@ from tests.controlplane.stage import (
     told_in,
 )
 from tests.kubelet import settle
+from tests.receiver import Receiver
 
 pytestmark = pytest.mark.controlplane
 
 LATE_SECONDS = 10
 LOADED_SECONDS = 4
 """How late a deadline may be noticed while everything else is played on the same cores."""
+QUOTA_SEEN_WITHIN = 10
+TELLS_US: dict[str, str | int] = {
+    "CALLBACKS_ALLOW": json.dumps([{"cidrs": ["127.0.0.1/32"]}]),
+    "CALLBACKS_INSECURE_LOOPBACK": "true",
+}
+"""Settings of an operator that may call a receiver on this machine."""
 
 
-@scenario("R-CAUSE a pull that heals runs, a hopeless one fails, an endless one times out")
+def told_once(receiver: Receiver, place: Place, name: str) -> Document:
+    """The one event about a job, after it is on record as delivered."""
+    place.record.until(
+        f"delivery about {name}",
+        lambda: place.conditions(name).get("CallbackDelivered") == "True",
+    )
+    (request,) = receiver.of(f"{name}.{place.namespace}")
+    return request.event
+
+
+@scenario(
+    "R-CAUSE a pull that heals runs, a hopeless one fails, an endless one times out", **TELLS_US
+)
 def pulls(place: Place) -> None:
-    for name, limit in (("heals", 120), ("hopeless", 120), ("endless", 10)):
-        place.create(f"pull-{name}", pendingDeadlineSeconds=limit, deadlineSeconds=600)
+    with Receiver() as receiver:
+        callback = {"url": receiver.url}
+        for name, limit in (("heals", 120), ("hopeless", 120), ("endless", 15)):
+            place.create(
+                f"pull-{name}",
+                pendingDeadlineSeconds=limit,
+                deadlineSeconds=600,
+                callback=callback,
+            )
+        pulls_end(place)
+        events = {name: told_once(receiver, place, f"pull-{name}") for name in PULLS}
+    assert {name: (each["type"], each["data"]["status"]) for name, each in events.items()} == {
+        "heals": ("job_completed", "done"),
+        "hopeless": ("job_completed", "failed"),
+        "endless": ("job_timed_out", "timed_out"),
+    }
+
+
+PULLS = ("heals", "hopeless", "endless")
+
+
+def pulls_end(place: Place) -> None:
     pods = {name: place.until_pod(f"pull-{name}") for name in ("heals", "hopeless", "endless")}
     place.kubelet.waits(pods["hopeless"], "InvalidImageName", "cannot parse image name")
     for name in ("heals", "endless"):
@@ -36,29 +78,39 @@ def pulls(place: Place) -> None:
     assert "ImagePull" in waiting["message"]
     assert "registry answers 503" in waiting["message"]
 
-    cause = place.until_state("pull-hopeless", "failed")["cause"]
+    cause = place.until_state("pull-hopeless", "failed", seconds=10)["cause"]
     assert (cause["code"], cause["ran"], cause["retryable"]) == ("image_pull", False, False)
+    assert "InvalidImageName of registry.invalid/tool:1" in cause["message"]
 
     status = place.until_state("pull-endless", "timed_out")
     cause = status["cause"]
     assert (cause["code"], cause["ran"]) == ("pending_deadline_exceeded", False)
-    assert "ImagePullBackOff" in cause["message"]
+    assert "ImagePullBackOff of registry.invalid/tool:1" in cause["message"]
     assert "registry answers 503" in cause["message"]
+    made = place.jobs("pull-endless")[0]["metadata"]["creationTimestamp"]
+    assert 15 <= seconds_between(made, status["finishedAt"]) <= 15 + LATE_SECONDS
 
     assert place.state("pull-heals") == "queued"
     place.kubelet.run(pods["heals"])
-    assert place.until_over("pull-heals")["state"] == "done"
+    status = place.until_over("pull-heals")
+    assert (status["state"], len(status["attempts"])) == ("done", 1)
+    assert "failed" not in place.states("pull-heals")
     for name in pods:
         assert len(place.jobs(f"pull-{name}")) == len(place.pods(f"pull-{name}")) == 1
 
 
-@scenario("R-CAUSE an eviction that only the pod's status knows is a failure, once")
+@scenario("R-CAUSE an eviction that only the pod's status knows is a failure, once", **TELLS_US)
 def evicted(place: Place) -> None:
     words = "volume scratch is over its limit of 1Gi"
-    place.create("evicted", retry={"maxAttempts": 3, "causes": ["disruption"]})
-    pods = place.until_running("evicted")
-    place.kubelet.evict(pods["evicted"], words)
-    status = place.until_state("evicted", "failed")
+    once_more = {"maxAttempts": 3, "causes": ["disruption"]}
+    with Receiver() as receiver:
+        place.create("evicted", retry=once_more, callback={"url": receiver.url})
+        pods = place.until_running("evicted")
+        place.kubelet.evict(pods["evicted"], words)
+        status = place.until_state("evicted", "failed")
+        event = told_once(receiver, place, "evicted")
+    assert (event["type"], event["data"]["status"]) == ("job_completed", "failed")
+    assert words in event["data"]["summary"]
     cause = status["cause"]
     assert (cause["code"], cause["ran"], cause["retryable"]) == ("evicted", True, False)
     assert words in cause["message"]
@@ -66,8 +118,21 @@ def evicted(place: Place) -> None:
     assert len(status["attempts"]) == len(place.jobs("evicted")) == len(place.pods("evicted")) == 1
 
 
-@scenario("R-CAUSE a full quota is waited for, with its name in sight", RELIST_SECONDS=300)
+@scenario(
+    "R-CAUSE a full quota is waited for, with its name in sight", RELIST_SECONDS=300, **TELLS_US
+)
 def quota_full(place: Place) -> None:
+    with Receiver() as receiver:
+        fill_quota(place)
+        for name, more in (("patient", {}), ("hasty", {"pendingDeadlineSeconds": 30})):
+            place.create(name, deadlineSeconds=600, callback={"url": receiver.url}, **more)
+        quota_ends(place)
+        patient, hasty = (told_once(receiver, place, name) for name in ("patient", "hasty"))
+    assert (patient["type"], patient["data"]["status"]) == ("job_completed", "done")
+    assert (hasty["type"], hasty["data"]["status"]) == ("job_timed_out", "timed_out")
+
+
+def fill_quota(place: Place) -> None:
     place.api.create(
         {
             "apiVersion": "v1",
@@ -80,11 +145,17 @@ def quota_full(place: Place) -> None:
         "quota in force",
         lambda: place.api.get("ResourceQuota", place.namespace, "no-room").body.get("status"),
     )
-    place.create("patient")
-    place.create("hasty", pendingDeadlineSeconds=30)
+
+
+def quota_ends(place: Place) -> None:
     for name in ("patient", "hasty"):
         assert "no-room" in place.until_waiting(name, "quota_exceeded", seconds=28)["message"]
         assert place.state(name) == "queued"
+    for name in ("patient", "hasty"):
+        (event,) = place.record.until(f"Event about {name}", partial(waiting_events, place, name))
+        created = place.job(name)["metadata"]["creationTimestamp"]
+        took = seconds_between(created, event["metadata"]["creationTimestamp"])
+        assert took <= QUOTA_SEEN_WITHIN + LOADED_SECONDS
     status = place.until_state("hasty", "timed_out", seconds=60)
     cause = status["cause"]
     assert (cause["code"], cause["ran"]) == ("pending_deadline_exceeded", False)
@@ -99,8 +170,13 @@ def quota_full(place: Place) -> None:
     place.kubelet.run(place.until_pod("patient", seconds=90))
     status = place.until_over("patient")
     assert (status["state"], len(status["attempts"])) == ("done", 1)
-    assert "failed" not in place.states("patient")
-    assert len(place.events("patient")) <= 3
+    for name in ("patient", "hasty"):
+        assert "failed" not in place.states(name)
+        assert 0 < len(place.events(name)) <= 3
+
+
+def waiting_events(place: Place, name: str) -> list[Document]:
+    return [each for each in place.events(name) if each["reason"] == "Waiting"]
 
 
 @scenario("R-HONEST a container that cannot be started is a start_error that never ran")
