@@ -59,6 +59,9 @@ def _install_chart(cluster: Cluster, archive: Path) -> None:
         "image.tag": product_version(),
         "image.pullPolicy": "IfNotPresent",
         "crds.keep": "false",
+        "gateway.replicas": "1",
+        "output.persistence.enabled": "true",
+        "output.persistence.size": "1Gi",
     }
     settings = [word for pair in values.items() for word in ("--set", "=".join(pair))]
     # The tag stays when the image changes; the name of its archive does not.

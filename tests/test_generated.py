@@ -220,6 +220,105 @@ def test_events_lead_to_the_gateway(helm: Path, values: list[str], expected: str
     assert environment(helm, "operator", *values)["AGENTJOBS_GATEWAY_URL"] == expected
 
 
+def claim(helm: Path, *values: str) -> Document:
+    return only(render(helm, *values), "PersistentVolumeClaim", "agentjobs-output")
+
+
+VOLUME = "--set=output.persistence.enabled=true"
+ONE_EACH = "--set=operator.replicas=1,gateway.replicas=1"
+MANY = "--set=output.persistence.accessModes={ReadWriteMany}"
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_r_output_is_kept_nowhere_unless_the_chart_is_told_where(
+    helm: Path, component: str
+) -> None:
+    """A cluster without a default StorageClass would never start pods that wait for a volume."""
+    assert "AGENTJOBS_OUTPUT_STORE" not in environment(helm, component)
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in render(helm)}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_r_output_is_kept_in_a_store_by_its_url(helm: Path, component: str) -> None:
+    """Its credentials come from a Secret, as the clouds' own variables."""
+    values = "--set=output.url=s3://bucket/prefix,output.secretName=output"
+    assert environment(helm, component, values)["AGENTJOBS_OUTPUT_STORE"] == "s3://bucket/prefix"
+    given = container(helm, component, values, "--set=gateway.replicas=3,operator.replicas=2")
+    assert given["envFrom"] == [{"secretRef": {"name": "output"}}]
+    assert "envFrom" not in container(helm, component)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_r_output_is_kept_on_a_volume_that_both_programs_share(helm: Path, component: str) -> None:
+    values = (VOLUME, ONE_EACH)
+    store = environment(helm, component, *values)["AGENTJOBS_OUTPUT_STORE"]
+    given = container(helm, component, *values)
+    (mount,) = [each for each in given["volumeMounts"] if each["name"] == "output"]
+    assert store == f"file://{mount['mountPath']}"
+    found = pod(render(helm, *values), component)
+    (volume,) = [each for each in found["volumes"] if each["name"] == "output"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "agentjobs-output"}
+
+
+def test_r_output_the_claim_is_made_as_it_is_wanted_and_outlives_the_release(helm: Path) -> None:
+    made = claim(helm, VOLUME, ONE_EACH)
+    assert made["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "10Gi"}},
+    }
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    wanted = "--set=output.persistence.storageClassName=fast,output.persistence.size=1Ti"
+    assert claim(helm, VOLUME, MANY, wanted)["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "1Ti"}},
+    }
+    there = render(helm, VOLUME, ONE_EACH, "--set=output.persistence.existingClaim=mine")
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in there}
+    for component in COMPONENTS:
+        assert {"claimName": "mine"} in [
+            each.get("persistentVolumeClaim") for each in pod(there, component)["volumes"]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        pytest.param(["operator.replicas=2,gateway.replicas=1"], "operator.replicas is 2", id="op"),
+        pytest.param(["gateway.replicas=2"], "set gateway.replicas=1", id="gateway"),
+        pytest.param(
+            ["gateway.replicas=1,output.url=s3://b"], "in one place, so set one of them", id="both"
+        ),
+    ],
+)
+def test_r_output_replicas_that_cannot_share_a_volume_are_refused(
+    helm: Path, values: list[str], said: str
+) -> None:
+    with pytest.raises(RefusedError, match=said):
+        render(helm, VOLUME, *(f"--set={value}" for value in values))
+    render(helm, VOLUME, MANY, "--set=operator.replicas=2,gateway.replicas=3")
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_r_output_pods_that_share_a_volume_for_one_node_run_there(
+    helm: Path, component: str
+) -> None:
+    """Each follows any that is there already, its own predecessor in a rollout too."""
+    wish = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    given = {"podAffinity": {required: [wish]}, "nodeAffinity": {"x": "y"}}
+    values = (VOLUME, f"--set-json={component}.affinity={json.dumps(given)}")
+    rendered = render(helm, *values, ONE_EACH)
+    affinity = pod(rendered, component)["affinity"]
+    first, together = affinity["podAffinity"][required]
+    assert (first, affinity["nodeAffinity"]) == (wish, {"x": "y"})
+    assert together["topologyKey"] == "kubernetes.io/hostname"
+    for other in COMPONENTS:
+        labels = deployment(rendered, other)["spec"]["template"]["metadata"]["labels"]
+        assert together["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert pod(render(helm, *values, MANY), component)["affinity"] == given
+
+
 POD = [
     ("replicas=3", ("replicas",), 3),
     ("nodeSelector.disk=ssd", ("template", "spec", "nodeSelector"), {"disk": "ssd"}),
@@ -478,6 +577,12 @@ MISSPELT = [
     "gateway.logFormat=xml",
     "gateway.acceptUserTokens=yes please",
     "gateway.tls.secret=t",
+    "output.persistence.accessModes=[ReadWriteOncePod]",
+    "output.persistence.accessModes=[]",
+    "output.persistence.size=much",
+    "output.persistence.enable=true",
+    "output.url=bucket",
+    "output.secret=s",
     "gateway.tls.secretName=1",
     "gateway.resources.request.cpu=1",
     "gateway.extraEnv=A",

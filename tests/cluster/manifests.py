@@ -7,6 +7,7 @@ from .network import Network
 from .node import VOLUME_DIRECTORY, VOLUMES, Node
 
 STORAGE_CLASS = "local-static"
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 VOLUME_SIZE = "5Gi"
 DNS_USER = "system:coredns"
 DNS_PORT = 53
@@ -90,7 +91,7 @@ def _storage_class() -> dict[str, Any]:
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
-        "metadata": {"name": STORAGE_CLASS},
+        "metadata": {"name": STORAGE_CLASS, "annotations": {DEFAULT_CLASS: "true"}},
         "provisioner": "kubernetes.io/no-provisioner",
         "volumeBindingMode": "WaitForFirstConsumer",
     }
@@ -104,7 +105,7 @@ def _volume(node: Node, number: int) -> dict[str, Any]:
         "metadata": {"name": f"{node.name}-{number}"},
         "spec": {
             "capacity": {"storage": VOLUME_SIZE},
-            "accessModes": ["ReadWriteOnce"],
+            "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
             # Nobody empties a local volume, so none is used twice.
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": STORAGE_CLASS,

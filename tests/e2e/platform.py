@@ -178,6 +178,8 @@ def install(cluster: Cluster, receiver: Receiver) -> Platform:
     values = {
         "image": IMAGE,
         "callbacks": {"allow": [{"cidrs": [f"{cluster.host_address}/32"]}]},
+        # All pods stay on one node, so they can share a volume of it whatever its modes say.
+        "output": {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]}},
         "gateway": {"nodeSelector": STAYS, "replicas": InstalledGateway.REPLICAS},
         "operator": {
             "nodeSelector": STAYS,

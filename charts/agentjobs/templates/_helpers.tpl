@@ -63,6 +63,57 @@ app.kubernetes.io/component: gateway
 {{- end }}
 {{- end }}
 
+{{/* Whether output is kept on a volume: "true" or empty. */}}
+{{- define "agentjobs.outputVolume" -}}
+{{- if .Values.output.persistence.enabled -}}
+{{- if .Values.output.url }}
+{{- fail "output.url and output.persistence.enabled: output is kept in one place, so set one of them" }}
+{{- end -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* Whether that volume is for one node, and all pods with it: "true" or empty. */}}
+{{- define "agentjobs.outputOnOneNode" -}}
+{{- if and (include "agentjobs.outputVolume" .) (not (has "ReadWriteMany" .Values.output.persistence.accessModes)) -}}
+{{- range $program, $replicas := dict "operator" .Values.operator.replicas "gateway" .Values.gateway.replicas }}
+{{- if gt (int $replicas) 1 }}
+{{- fail (printf "%s.replicas is %d, but the volume of output.persistence is for one node: set %s.replicas=1, or output.persistence.accessModes={ReadWriteMany}, or output.url instead of a volume" $program (int $replicas) $program) }}
+{{- end }}
+{{- end -}}
+true
+{{- end }}
+{{- end }}
+
+{{- define "agentjobs.outputClaim" -}}
+{{ .Values.output.persistence.existingClaim | default (printf "%s-output" (include "agentjobs.fullname" .)) }}
+{{- end }}
+
+{{/* Environment by which both programs find the store of output, as items of a list. */}}
+{{- define "agentjobs.outputEnv" -}}
+{{- if or .Values.output.url .Values.output.persistence.enabled -}}
+- name: AGENTJOBS_OUTPUT_STORE
+  value: {{ ternary "file:///var/lib/agentjobs/output" .Values.output.url (eq (include "agentjobs.outputVolume" .) "true") | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Affinity of the pods of a program, as YAML: include "agentjobs.affinity" (list . .Values.operator.affinity). */}}
+{{- define "agentjobs.affinity" -}}
+{{- $root := index . 0 }}
+{{- $affinity := deepCopy (index . 1) }}
+{{- if include "agentjobs.outputOnOneNode" $root }}
+{{- $labels := dict "app.kubernetes.io/name" (include "agentjobs.name" $root) "app.kubernetes.io/instance" $root.Release.Name }}
+{{- $together := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) }}
+{{- $pods := get $affinity "podAffinity" | default dict }}
+{{- $required := get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list }}
+{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" (append $required $together) }}
+{{- $_ := set $affinity "podAffinity" $pods }}
+{{- end }}
+{{- with $affinity }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* User names of the two accounts, as CEL strings. */}}
 {{- define "agentjobs.operatorUser" -}}
 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "agentjobs.operator" . }}'
