@@ -230,7 +230,9 @@ def test_the_cache_key_changes_with_the_checksums(
     assert program().digest != before
 
 
-@pytest.mark.parametrize("program", programs.ALL, ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program", (*programs.ALL, *programs.ON_DEMAND), ids=lambda program: program.name
+)
 def test_every_program_has_a_version(program: programs.Program) -> None:
     assert program.version.startswith("v")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from .console import step
 from .errors import ClusterError
 from .paths import cache_directory, lock
-from .programs import ALL, BUILD_FLAGS, Program
+from .programs import ALL, BUILD_FLAGS, ON_DEMAND, Program
 
 BUILD_TIMEOUT = 3600.0
 SPACE_TO_BUILD = 8 << 30
@@ -19,11 +19,11 @@ SPACE_TO_BUILD = 8 << 30
 
 def binary(name: str) -> Path:
     """Return the path of the binary `name`; its program is built first if that is needed."""
-    for program in ALL:
+    for program in (*ALL, *ON_DEMAND):
         if name in program.packages:
             ensure([program])
             return directory_of(program) / name
-    known = ", ".join(sorted(name for program in ALL for name in program.packages))
+    known = ", ".join(sorted(name for program in (*ALL, *ON_DEMAND) for name in program.packages))
     raise ClusterError(f"there is no program called {name!r}; known are {known}")
 
 

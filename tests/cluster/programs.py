@@ -101,6 +101,12 @@ COREDNS = Program(
     name="coredns", module="github.com/coredns/coredns", packages={"coredns": ""}, minutes=2
 )
 HELM = Program(name="helm", module="helm.sh/helm/v4", packages={"helm": "cmd/helm"}, minutes=2)
+SEAWEEDFS = Program(
+    name="seaweedfs",
+    module="github.com/seaweedfs/seaweedfs",
+    packages={"weed": "weed"},
+    minutes=5,
+)
 
 CONTROL_PLANE = (ETCD, KUBERNETES)
 """What a control plane needs; KWOK comes on top where pods shall seem to run."""
@@ -108,3 +114,5 @@ NODE = (*CONTROL_PLANE, KUBERNETES_NODE, CONTAINERD, COREDNS)
 """What a cluster with real nodes needs."""
 ALL = (ETCD, KUBERNETES, KWOK, KUBERNETES_NODE, CONTAINERD, COREDNS, HELM)
 """In the order in which they are built: the small control plane first."""
+ON_DEMAND = (SEAWEEDFS,)
+"""An S3 server, for long tests only: it is built when one of them asks for it."""
