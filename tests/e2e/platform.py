@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUSYBOX = "docker.io/local/busybox:1"
 NODE_LOST_SECONDS = 15
 LINGER_SECONDS = 4
+LOG_PATIENCE_SECONDS = 8
 POLL = 0.1
 TERMINAL = ("done", "failed", "cancelled", "timed_out")
 
@@ -179,13 +180,16 @@ def install(cluster: Cluster, receiver: Receiver) -> Platform:
         "image": IMAGE,
         "callbacks": {"allow": [{"cidrs": [f"{cluster.host_address}/32"]}]},
         # All pods stay on one node, so they can share a volume of it whatever its modes say.
-        "output": {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"]}},
+        "output": {
+            "persistence": {"enabled": True, "accessModes": ["ReadWriteMany"], "size": "2Gi"}
+        },
         "gateway": {"nodeSelector": STAYS, "replicas": InstalledGateway.REPLICAS},
         "operator": {
             "nodeSelector": STAYS,
             "extraEnv": [
                 {"name": "AGENTJOBS_NODE_LOST_SECONDS", "value": str(NODE_LOST_SECONDS)},
                 {"name": "AGENTJOBS_LINGER_SECONDS", "value": str(LINGER_SECONDS)},
+                {"name": "AGENTJOBS_LOG_PATIENCE_SECONDS", "value": str(LOG_PATIENCE_SECONDS)},
             ],
         },
     }
