@@ -13,7 +13,7 @@ PYTEST := $(PY) -m pytest
 # What the tiers of `make test` leave to others.
 UNIT := unit
 
-.PHONY: help setup demo demo-down lint unit controlplane cluster test soak bench generate fix lock
+.PHONY: help setup demo demo-down lint unit controlplane cluster test soak bench causes generate fix lock
 
 help: ## Show what can be done
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,11 @@ soak: $(READY) ## Run everything with large counts
 bench: $(READY) ## Measure a burst of jobs against bare Jobs
 	$(PY) -m tests.cluster build --control-plane
 	$(PY) -m bench $(BENCH)
+
+causes: $(READY) ## Write docs/causes.md from what the tests see on a real node (root)
+	$(PY) -m tests.cluster build
+	AGENTJOBS_RECORD_CAUSES=docs/causes.md \
+	  $(PYTEST) -q -m "cluster and not soak" tests/e2e/test_causes.py tests/e2e/test_endings.py
 
 generate: $(READY) ## Write crds/, the chart's CRDs, manifests/install.yaml
 	$(PY) -m agentjobs.generate

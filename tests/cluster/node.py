@@ -223,6 +223,8 @@ class Node:
             # The disk is sparse: how full it is says nothing about the host's.
             "evictionHard": {"memory.available": "100Mi"},
             "imageGCHighThresholdPercent": 100,
+            # How soon it notices that a volume is over its limit.
+            "volumeStatsAggPeriod": "10s",
         }
 
     def _kube_proxy(self, kubeconfig: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.e2e.causes_seen import SEEN
 from tests.e2e.platform import Platform, install
 from tests.receiver import Receiver
 
@@ -22,6 +23,13 @@ def platform() -> Iterator[Platform]:
         cluster = Cluster.up(name, nodes=2, controller_manager_args=NODE_MONITOR)
         with Receiver(cluster.host_address) as receiver:
             yield install(cluster, receiver)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def causes_seen() -> Iterator[None]:
+    """Write the table of causes in the end, should that be wanted."""
+    yield
+    SEEN.write()
 
 
 @pytest.fixture(scope="session")

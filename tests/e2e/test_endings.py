@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.causes import BY_JOB
+from tests.e2e.causes_seen import wait_for_case
 from tests.e2e.platform import NODE_LOST_SECONDS, Platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
@@ -46,7 +48,7 @@ def endings(platform: Platform) -> Iterator[Platform]:
 
 def ended(here: Platform, name: str, kind: str, status: str) -> dict[str, Any]:
     """The final status of a job, whose one event says the same and is truly signed."""
-    final = here.wait_for(name, seconds=90)
+    final = wait_for_case(here, name) if name in BY_JOB else here.wait_for(name, seconds=90)
     check_event(here, name, kind, status)
     return final
 
