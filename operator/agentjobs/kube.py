@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -33,6 +33,8 @@ WATCH_SECONDS = 290
 """After which the API server ends a watch, so that load balancers do not."""
 LOG_IDLE_SECONDS = 2.0
 """After which a reader of a silent log is told so."""
+LOG_SILENCE_SECONDS = 300
+"""A log may be silent; a connection that broke unheard is silent, too. It is opened anew."""
 WATCH_SILENCE_SECONDS = 120
 """Bookmarks come about once a minute; a watch without them is dead."""
 ERROR_BODY_BYTES = 64 * 1024
@@ -175,6 +177,7 @@ class Kube:
         self._connections = connections
         self._seconds = seconds
         self._session: aiohttp.ClientSession | None = None
+        self._logs: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -182,6 +185,13 @@ class Kube:
                 limit=self._connections, ssl=self.access.tls() or True, keepalive_timeout=60
             ),
             timeout=aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS),
+        )
+        # Logs that are followed hold their connections: whoever asks for them bounds their number.
+        self._logs = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self.access.tls() or True),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=LOG_SILENCE_SECONDS
+            ),
         )
         return self
 
@@ -191,8 +201,9 @@ class Kube:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._session:
-            await self._session.close()
+        for session in (self._session, self._logs):
+            if session:
+                await session.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
         """Read one object.
@@ -293,7 +304,7 @@ class Kube:
 
     async def follow_log(
         self, namespace: str, pod: str, container: str, *, since: str | None, follow: bool
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Yield a container's log with timestamps, as it comes; an empty piece now and then.
 
         :param since: RFC 3339 time in whole seconds from which on; None: all that there is.
@@ -304,9 +315,8 @@ class Kube:
         if since:
             params["sinceTime"] = since
         path = PODS.path(namespace, pod, "log")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         try:
-            async with self._open("GET", path, params=params, timeout=timeout) as answer:
+            async with self._open("GET", path, session=self._logs, params=params) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     content = await answer.read()
                     raise _error(answer.status, answer.headers, content, f"LOG {path}")
@@ -361,15 +371,22 @@ class Kube:
             raise UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
 
     def _open(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **request: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        session: aiohttp.ClientSession | None = None,
+        headers: Mapping[str, str] | None = None,
+        **request: Any,
     ) -> Any:
-        if self._session is None:
+        session = session or self._session
+        if session is None:
             raise RuntimeError("use Kube as an async context manager")
         sent = {"Accept": "application/json", **(headers or {})}
         token = self.access.token()
         if token:
             sent["Authorization"] = f"Bearer {token}"
-        return self._session.request(method, self.access.server + path, headers=sent, **request)
+        return session.request(method, self.access.server + path, headers=sent, **request)
 
 
 def _event(line: bytes, path: str) -> dict[str, Any]:

@@ -149,14 +149,14 @@ class Operator:
             self._metrics,
             tell=self._queue.add,
             over=self._is_over,
+            fence=self._lease.fence,
             patience=self._settings.log_patience_seconds,
         )
 
     def _is_over(self, source: Source) -> bool:
-        """Whether a container has ended, as far as its watch has shown."""
+        """Whether a container has ended for good, as far as the watch of its pod has shown."""
         pods = self._cache.pods(source.job_uid)
-        pod = next((each for each in pods if each.uid == source.pod_uid), None)
-        return pod is None or pod.dead or not (pod.tool and pod.tool.running)
+        return not any(each.uid == source.pod_uid and not each.dead for each in pods)
 
     def _policy(self, destinations: Destinations) -> Policy:
         return Policy(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from agentjobs import codec
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus, ToolKind
 from agentjobs.api.agenttool import AgentTool
-from agentjobs.api.names import FINALIZER, LABEL_JOB
+from agentjobs.api.names import FINALIZER, LABEL_JOB, Reason
 from agentjobs.cache import Cache, Key, Record
 from agentjobs.dispatch import Dispatcher, Letter
 from agentjobs.domain.callbacks import event_body
@@ -35,6 +35,7 @@ from agentjobs.domain.plan import (
     Deliver,
     ExpirePod,
     FollowOutput,
+    Note,
     Plan,
     RemoveFinalizer,
     RetireJob,
@@ -42,6 +43,7 @@ from agentjobs.domain.plan import (
 )
 from agentjobs.domain.reconcile import decide
 from agentjobs.domain.refusal import Refusal, refusal_in_events, refusal_of
+from agentjobs.domain.said import Said
 from agentjobs.domain.status import current_attempt
 from agentjobs.kube import (
     AGENTJOBS,
@@ -63,7 +65,8 @@ from agentjobs.streams import Source, Streams
 
 log = logging.getLogger(__name__)
 READS_PER_PASS = 3
-STORE_PATIENCE = timedelta(minutes=5)
+STORE_PATIENCE = timedelta(seconds=60)
+"""How long a store that fails may hold up the deletion of an AgentJob that has ended."""
 LOG_PATIENCE = timedelta(seconds=60)
 """How long a kubelet that does not answer is asked for the last line of a log."""
 
@@ -151,6 +154,8 @@ class Passes:
         self._children_seen.pop(uid, None)
         self._written_at.pop(uid, None)
         self._log_asked_at.pop(uid, None)
+        if self._streams:
+            self._streams.forget(uid)
 
     async def _pass(self, key: Key, record: Record) -> float | None:
         try:
@@ -218,6 +223,7 @@ class Passes:
             outcomes={each: found for each, found in outcomes.items() if found},
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
             keeps_output=self._streams is not None,
+            said=self._streams.said(meta.uid) if self._streams else Said(),
             archived=self._streams.archived(meta.uid) if self._streams else None,
             written_at=self._written_at.get(meta.uid),
         )
@@ -401,7 +407,7 @@ class Passes:
         uid = job.metadata.uid
         match action:
             case FollowOutput():
-                self._streams.follow(_source(key, uid, action))
+                self._streams.follow(key, _source(key, uid, action))
             case ArchiveOutput():
                 sources = [_source(key, uid, each) for each in action.sources]
                 self._streams.archive(key, uid, sources)
@@ -413,14 +419,17 @@ class Passes:
 
         :raises StoreError: try again later.
         """
-        asked = job.metadata.deletion_timestamp or utc_now()
+        now = utc_now()
+        since = max(job.metadata.deletion_timestamp or now, job.status.finished_at or now)
         try:
             if self._streams:
                 await self._streams.delete(job.metadata.uid)
         except StoreError as error:
-            if utc_now() < asked + STORE_PATIENCE:
+            if now < since + STORE_PATIENCE:
                 raise
-            log.error("output of AgentJob %s is left behind: %s", job.metadata.uid, error)
+            text = f"output of {job.metadata.uid} is left behind in the store: {error}"
+            log.error("AgentJob %s/%s: %s", job.metadata.namespace, job.metadata.name, text)
+            self._notices.post(job, Note(Reason.OUTPUT_LEFT_BEHIND, text, warning=True))
 
     def _deliver(self, key: Key, action: Deliver) -> None:
         """Hand an event of the stored outbox to the dispatcher."""
@@ -486,5 +495,6 @@ def _source(key: Key, uid: str, action: FollowOutput) -> Source:
         pod_uid=action.pod_uid,
         job_uid=action.job_uid,
         container=action.container,
+        started_at=action.started_at,
         path=f"{uid}/{stream}",
     )

@@ -1,8 +1,9 @@
 """The object store that output is kept in: a directory, or anything that obstore reaches by URL."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -10,7 +11,11 @@ from obstore.store import LocalStore, from_url
 
 from agentjobs.domain.errors import AgentJobError
 
-ROOT = "output"
+ROOT: Final = "output"
+PATIENCE_SECONDS: Final = 30.0
+"""How long the store may take for one object, its own retries included."""
+FAILURES: Final = (obstore.exceptions.BaseError, OSError, TimeoutError)
+ABSENT: Final = (obstore.exceptions.NotFoundError, FileNotFoundError)
 
 
 class StoreError(AgentJobError):
@@ -49,10 +54,19 @@ class OutputStore:
 
         :raises StoreError: it is not known to be stored.
         """
+        writing = asyncio.ensure_future(obstore.put_async(self._store, f"{ROOT}/{path}", content))
         try:
-            await obstore.put_async(self._store, f"{ROOT}/{path}", content)
-        except (obstore.exceptions.BaseError, OSError) as error:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await asyncio.shield(writing)
+        except FAILURES as error:
             raise StoreError(f"{path} cannot be written: {_words(error)}") from error
+        except asyncio.CancelledError:
+            # A thread writes on; what follows may be the deletion of all this.
+            await asyncio.wait({writing}, timeout=PATIENCE_SECONDS)
+            raise
+        finally:
+            # Nobody asks any more what became of one that was given up.
+            writing.add_done_callback(_take_note)
 
     async def get(self, path: str) -> bytes:
         """Read an object.
@@ -61,11 +75,12 @@ class OutputStore:
         :raises StoreError: it cannot be read now.
         """
         try:
-            found = await obstore.get_async(self._store, f"{ROOT}/{path}")
-            return bytes(await found.bytes_async())
-        except (obstore.exceptions.NotFoundError, FileNotFoundError) as error:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                found = await obstore.get_async(self._store, f"{ROOT}/{path}")
+                return bytes(await found.bytes_async())
+        except ABSENT as error:
             raise MissingObjectError(f"{path} is not there") from error
-        except (obstore.exceptions.BaseError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(f"{path} cannot be read: {_words(error)}") from error
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
@@ -74,11 +89,12 @@ class OutputStore:
         :raises StoreError: it cannot be read now, or is not there.
         """
         try:
-            found = await obstore.get_range_async(
-                self._store, f"{ROOT}/{path}", start=start, length=length
-            )
-            return bytes(found)
-        except (obstore.exceptions.BaseError, OSError) as error:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                found = await obstore.get_range_async(
+                    self._store, f"{ROOT}/{path}", start=start, length=length
+                )
+                return bytes(found)
+        except FAILURES as error:
             raise StoreError(f"{path} cannot be read: {_words(error)}") from error
 
     async def names(self, prefix: str) -> Mapping[str, int]:
@@ -89,10 +105,11 @@ class OutputStore:
         whole = f"{ROOT}/{prefix}"
         found: dict[str, int] = {}
         try:
-            async for page in obstore.list(self._store, prefix=whole):
-                for each in page:
-                    found[str(each["path"]).removeprefix(f"{whole}/")] = int(each["size"])
-        except (obstore.exceptions.BaseError, OSError) as error:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                async for page in obstore.list(self._store, prefix=whole):
+                    for each in page:
+                        found[str(each["path"]).removeprefix(f"{whole}/")] = int(each["size"])
+        except FAILURES as error:
             raise StoreError(f"{prefix} cannot be listed: {_words(error)}") from error
         return dict(sorted(found.items()))
 
@@ -105,13 +122,20 @@ class OutputStore:
         if not names:
             return
         try:
-            await obstore.delete_async(self._store, names)
-        except (obstore.exceptions.NotFoundError, FileNotFoundError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await obstore.delete_async(self._store, names)
+        except ABSENT:
             return
-        except (obstore.exceptions.BaseError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(f"{prefix} cannot be deleted: {_words(error)}") from error
 
 
-def _words(error: Exception) -> str:
+def _take_note(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def _words(error: BaseException) -> str:
     """One line of the library's words, without its debug output."""
-    return " ".join(str(error).split("Debug source:")[0].split())[:300]
+    said = " ".join(str(error).split("Debug source:")[0].split())[:300]
+    return said or "it does not answer"

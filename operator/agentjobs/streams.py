@@ -8,14 +8,17 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.output import (
     END,
+    LATE,
     LOST,
+    OVERTAKEN,
     ROTATED,
     Archived,
     Chunks,
@@ -25,9 +28,12 @@ from agentjobs.domain.output import (
     Mark,
     NoLogError,
     Whole,
+    moment,
     parse_stream_name,
+    stream_name,
     total,
 )
+from agentjobs.domain.said import Listener, Said
 from agentjobs.kube import Kube, KubeError, NotFoundError, UnavailableError
 from agentjobs.metrics import Metrics
 from agentjobs.store import OutputStore, StoreError
@@ -36,10 +42,23 @@ log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 AT_ONCE = 500
 """Streams that are followed at the same time; beyond it output is read at the end."""
+ENDS_AT_ONCE = 32
+"""Logs that are read after their end at the same time."""
+WAITING_BYTES = 32 * 1024 * 1024
+"""What all streams together keep in memory before it is stored."""
+PUTS_AT_ONCE = 8
 FIRST_PAUSE = 0.5
 LARGEST_PAUSE = 15.0
 SETTLE_SECONDS = 5.0
 """How long a log that ended is waited for to be the end of its container."""
+STILL_SECONDS = 10.0
+"""How long a stream may stand still, after its container has ended or because of the store, before
+the log is read anew. The kubelet rotates logs no more often."""
+STORE_SECONDS = 60.0
+"""How long the store is waited for, beyond a log, before it is said that output is missing."""
+ROTATION = timedelta(seconds=10)
+"""How often the kubelet rotates logs that have become large."""
+FIRST_LINE_WITHIN = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +71,7 @@ class Source:
     job_uid: str
     """Of the batch/v1 Job."""
     container: str
+    started_at: datetime | None
     path: str
     """Of its stream in the store: `<uid of the AgentJob>/<stream>`."""
 
@@ -67,55 +87,78 @@ class Streams(Generic[K]):
         *,
         tell: Callable[[K], None],
         over: Callable[[Source], bool],
+        fence: Callable[[], None],
         patience: float,
     ) -> None:
         """Prepare.
 
         :param tell: called with the key of a job whose output is all that can be had.
         :param over: whether a container has ended.
+        :param fence: raises when this process may not write any more (R-CLAIM).
         :param patience: seconds for which a log that cannot be read is asked for after the end.
         """
-        self._kube = kube
+        self.kube = kube
+        self.over = over
+        self.patience = patience
         self._store = store
         self._metrics = metrics
         self._tell = tell
-        self._over = over
-        self._patience = patience
+        self._fence = fence
+        self._followed = 0
+        self._ends = asyncio.Semaphore(ENDS_AT_ONCE)
+        self._turns = asyncio.Semaphore(PUTS_AT_ONCE)
+        self._waiting = 0
+        self._trouble = ""
         self._tasks: dict[str, asyncio.Task[Whole]] = {}
+        """By the path of the stream."""
         self._archives: dict[str, asyncio.Task[None]] = {}
         self._archived: dict[str, Archived] = {}
+        self._said: dict[str, Said] = {}
 
-    def follow(self, source: Source) -> None:
+    # --- what passes ask for
+
+    def follow(self, key: K, source: Source) -> None:
         """Follow a source, unless that is being done, or too many are followed already."""
-        followed = sum(not task.done() for task in self._tasks.values())
-        if source.pod_uid not in self._tasks and followed < AT_ONCE:
-            self._begin(source)
+        if source.path not in self._tasks and self._followed < AT_ONCE:
+            self._followed += 1
+            self._begin(key, source, nullcontext()).add_done_callback(self._unfollow)
 
     def archive(self, key: K, job_uid: str, sources: Sequence[Source]) -> None:
         """Put together all output of a job that is over, unless that is being done."""
-        if job_uid in self._archives or job_uid in self._archived:
-            return
-        task = asyncio.create_task(self._archive(key, job_uid, sources), name=f"archive-{job_uid}")
-        self._archives[job_uid] = task
+        if job_uid not in self._archives:
+            task = asyncio.create_task(self._archive(key, job_uid, sources))
+            self._archives[job_uid] = task
 
     def archived(self, job_uid: str) -> Archived | None:
-        """What was kept of the output of a job, once that is all."""
+        """What was kept of the output of a job, once that is all, or why it is not."""
         return self._archived.get(job_uid)
+
+    def said(self, job_uid: str) -> Said:
+        """What the tool of a job has said on lines of its output."""
+        return self._said.get(job_uid) or Said()
 
     def settle(self, job_uid: str) -> None:
         """Forget what was written into the status."""
         self._archived.pop(job_uid, None)
+
+    def forget(self, job_uid: str) -> list[asyncio.Task[Any]]:
+        """Keep nothing more of a job's output; return what is ending because of that."""
+        archive = self._archives.pop(job_uid, None)
+        ending: list[asyncio.Task[Any]] = [archive] if archive else []
+        ending += [self._tasks.pop(path) for path in self._paths(job_uid)]
+        self._archived.pop(job_uid, None)
+        self._said.pop(job_uid, None)
+        for task in ending:
+            task.cancel()
+        return ending
 
     async def delete(self, job_uid: str) -> None:
         """Delete what was kept of a job's output; nothing more is kept of it.
 
         :raises StoreError: try again later.
         """
-        archive = self._archives.pop(job_uid, None)
-        if archive:
-            archive.cancel()
-        self._drop(job_uid)
-        self._archived.pop(job_uid, None)
+        # What is being written must not come to lie there after the deletion.
+        await asyncio.gather(*self.forget(job_uid), return_exceptions=True)
         await self._store.delete(job_uid)
 
     async def close(self) -> None:
@@ -125,18 +168,67 @@ class Streams(Generic[K]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, source: Source) -> None:
-        task = asyncio.create_task(self._keep(source), name=f"output-{source.path}")
-        self._tasks[source.pod_uid] = task
-        task.add_done_callback(lambda _: self._metrics.streams.dec())
-        self._metrics.streams.inc()
+    # --- what streams ask for
 
-    async def _keep(self, source: Source) -> Whole:
+    async def names(self, path: str) -> Sequence[str]:
+        """Names of the objects of a stream, in order."""
+        async with self._turns:
+            return list(await self._store.names(path))
+
+    async def get(self, path: str) -> bytes:
+        """Read an object."""
+        async with self._turns:
+            return await self._store.get(path)
+
+    async def put(self, path: str, content: Callable[[], bytes]) -> None:
+        """Write an object; its content is made when it is its turn, so that few are in memory.
+
+        :raises StoreError: it is not known to be stored.
+        """
+        async with self._turns:
+            self._fence()
+            try:
+                await self._store.put(path, content())
+            except StoreError as error:
+                self._trouble = str(error)
+                raise
+
+    def hold(self, size: int) -> None:
+        """Count bytes that wait to be stored, or negative ones that wait no more."""
+        self._waiting += size
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that a stream has to store what it has before it reads on."""
+        return self._waiting > WAITING_BYTES
+
+    # --- tasks
+
+    def _begin(
+        self, key: K, source: Source, turn: AbstractAsyncContextManager[None]
+    ) -> asyncio.Task[Whole]:
+        task = asyncio.create_task(self._keep(key, source, turn), name=f"output-{source.path}")
+        self._tasks[source.path] = task
+        return task
+
+    def _unfollow(self, _: object) -> None:
+        self._followed -= 1
+
+    async def _keep(self, key: K, source: Source, turn: AbstractAsyncContextManager[None]) -> Whole:
         """Follow a source to its end, whatever breaks on the way."""
+        async with turn:
+            with self._metrics.streams.track_inprogress():
+                return await self._follow(key, source)
+
+    async def _follow(self, key: K, source: Source) -> Whole:
+        def heard(said: Said) -> None:
+            self._said[source.path.partition("/")[0]] = said
+            self._tell(key)
+
         pause = FIRST_PAUSE
         while True:
             try:
-                return await _Stream(self, source).run()
+                return await _Stream(self, source, heard).run()
             except (AgentJobError, ValueError) as error:
                 log.warning("output of pod %s/%s: %s", source.namespace, source.pod, error)
             except Exception:
@@ -145,161 +237,230 @@ class Streams(Generic[K]):
             pause = min(2 * pause, LARGEST_PAUSE)
 
     async def _archive(self, key: K, job_uid: str, sources: Sequence[Source]) -> None:
+        for source in sources:
+            if source.path not in self._tasks:
+                _ = self._begin(key, source, self._ends)
+        gathered = asyncio.create_task(self._gather(job_uid))
         try:
-            for source in sources:
-                if source.pod_uid not in self._tasks:
-                    self._begin(source)
-                await asyncio.shield(self._tasks[source.pod_uid])
-            self._archived[job_uid] = await self._close_all(job_uid)
-            self._drop(job_uid)
-        except AgentJobError as error:
-            log.warning("output of AgentJob %s is not put together yet: %s", job_uid, error)
-            await asyncio.sleep(LARGEST_PAUSE)
+            await asyncio.wait({gathered}, timeout=self.patience + STORE_SECONDS)
+            if not gathered.done():
+                why = self._trouble or "its log is still being read"
+                self._archived[job_uid] = Archived(trouble=why)
+                self._tell(key)
+            self._archived[job_uid] = await gathered
         finally:
+            gathered.cancel()
             self._archives.pop(job_uid, None)
+        for path in self._paths(job_uid):
+            del self._tasks[path]
+        self._said.pop(job_uid, None)
         self._tell(key)
 
-    def _drop(self, job_uid: str) -> None:
-        """Forget the streams of a job, and end those that go on."""
-        for uid, task in list(self._tasks.items()):
-            if task.get_name().startswith(f"output-{job_uid}/"):
-                task.cancel()
-                del self._tasks[uid]
+    async def _gather(self, job_uid: str) -> Archived:
+        """All streams of a job, each with its end; one that nobody can go on with gets a gap."""
+        pause = FIRST_PAUSE
+        while True:
+            await asyncio.gather(*(asyncio.shield(self._tasks[p]) for p in self._paths(job_uid)))
+            try:
+                return total([await self._whole(path) for path in await self._streams(job_uid)])
+            except (AgentJobError, ValueError) as error:
+                log.warning("output of AgentJob %s is not put together yet: %s", job_uid, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LARGEST_PAUSE)
 
-    async def _close_all(self, job_uid: str) -> Archived:
-        """All streams of a job; those that nobody can go on with end with a gap."""
-        names = await self._store.names(job_uid)
-        wholes = []
-        for stream in sorted({name.partition("/")[0] for name in names}):
-            if parse_stream_name(stream) is None:
-                continue
-            path = f"{job_uid}/{stream}"
-            if f"{stream}/{END}" in names:
-                wholes.append(Whole.decode(await self._store.get(f"{path}/{END}")))
-            elif not any(task.get_name() == f"output-{path}" for task in self._tasks.values()):
-                wholes.append(await self._close(path))
-        return total(wholes)
+    async def _streams(self, job_uid: str) -> list[str]:
+        """Paths of all streams of a job whose tool has run; there is one at least."""
+        names = {name.partition("/")[0] for name in await self.names(job_uid)}
+        streams = sorted(name for name in names if parse_stream_name(name))
+        return [f"{job_uid}/{name}" for name in streams or [stream_name(1, 0, "unknown")]]
 
-    async def _close(self, path: str) -> Whole:
-        """End a stream whose pod is gone."""
+    async def _whole(self, path: str) -> Whole:
+        stored = await self.names(path)
+        if END in stored:
+            return Whole.decode(await self.get(f"{path}/{END}"))
         digest, size = hashlib.sha256(), 0
         gaps: tuple[Gap, ...] = ()
-        for name in await self._store.names(path):
-            head, data = Head.decode(await self._store.get(f"{path}/{name}"))
+        for name in stored:
+            head, data = Head.decode(await self.get(f"{path}/{name}"))
             digest.update(data)
             size, gaps = int(name) + len(data), head.gaps
         whole = Whole(size, digest.hexdigest(), (*gaps, Gap(size, LOST)))
-        await self._store.put(f"{path}/{END}", whole.encode())
+        await self.put(f"{path}/{END}", whole.encode)
         return whole
+
+    def _paths(self, job_uid: str) -> list[str]:
+        """Of the streams of a job that are followed, or were."""
+        return [path for path in self._tasks if path.startswith(f"{job_uid}/")]
 
 
 class _Stream:
     """One life of one stream: from what the store has of it to its end."""
 
-    def __init__(self, streams: Streams[Any], source: Source) -> None:
-        self._kube = streams._kube  # noqa: SLF001 - a part of it
-        self._store = streams._store  # noqa: SLF001
-        self._over = streams._over  # noqa: SLF001
+    def __init__(
+        self, streams: Streams[Any], source: Source, heard: Callable[[Said], None]
+    ) -> None:
+        self._streams = streams
         self._source = source
+        self._heard = heard
+        self._listener = Listener()
         self._chunks = Chunks()
         self._mark = Mark()
         self._digest = hashlib.sha256()
-        self._patience = streams._patience  # noqa: SLF001
-        self._asked_since = 0.0
+        self._pause = FIRST_PAUSE
+        self._unread_since = 0.0
+        """Since when the log of the container, which has ended, cannot be read."""
+        self._lag = timedelta.max
+        """The least that lines were behind the clock: what the node's clock is off, and the way."""
+        self._behind = timedelta()
 
     async def run(self) -> Whole:
         """Follow until the container has ended and all that it printed is stored."""
-        stored = await self._store.names(self._source.path)
+        path = self._source.path
+        stored = await self._streams.names(path)
         if END in stored:
-            return Whole.decode(await self._store.get(f"{self._source.path}/{END}"))
-        await self._take_up(list(stored))
-        while not await self._read_to_the_end():  # noqa: ASYNC110 - it waits in there too
-            await asyncio.sleep(FIRST_PAUSE)
-        await self._flush()
+            return Whole.decode(await self._streams.get(f"{path}/{END}"))
+        try:
+            await self._take_up(stored)
+            while not await self._read():  # noqa: ASYNC110 - it waits in there, too
+                await asyncio.sleep(self._pause)
+        finally:
+            self._streams.hold(self._chunks.offset - self._chunks.size)
         whole = Whole(self._chunks.size, self._digest.hexdigest(), tuple(self._chunks.gaps))
-        await self._store.put(f"{self._source.path}/{END}", whole.encode())
+        await self._streams.put(f"{path}/{END}", whole.encode)
         return whole
 
-    async def _take_up(self, stored: list[str]) -> None:
+    async def _take_up(self, stored: Sequence[str]) -> None:
         """Go on where the last chunk ends. The digest is made anew from what is stored."""
         for name in stored:
-            head, data = Head.decode(await self._store.get(f"{self._source.path}/{name}"))
+            head, data = Head.decode(await self._streams.get(f"{self._source.path}/{name}"))
             self._digest.update(data)
+            self._listen(data)
             self._chunks.offset = int(name) + len(data)
             self._chunks.gaps = list(head.gaps)
             self._mark = head.mark
 
-    async def _read_to_the_end(self) -> bool:
-        """Read the log as far as it goes; return whether that is its end."""
+    async def _read(self) -> bool:
+        """Read the log as far as it goes; return whether nothing more will come of it."""
+        over = self._streams.over(self._source)
         reader = LogReader(self._mark)
-        source = self._source
-        over = self._over(self._source)
-        broken = False
         try:
-            async for piece in self._kube.follow_log(
-                source.namespace,
-                source.pod,
-                source.container,
-                since=self._mark.since,
-                follow=not over,
-            ):
-                self._take(reader, piece)
-                await self._store_what_is_full()
-        except UnavailableError as error:
-            log.debug("the log of pod %s/%s broke: %s", source.namespace, source.pod, error)
-            broken = True
-            if over and self._given_up():
-                self._chunks.miss(LOST)
-                return True
-        except (KubeError, NoLogError) as error:
-            if not isinstance(error, NotFoundError) and not self._over(self._source):
-                raise UnavailableError(f"no log yet: {error}") from error
-            # Pod and log are gone.
-            self._chunks.miss(LOST)
-            return True
+            await self._read_on(reader, over=over)
+        except (UnavailableError, KubeError, NoLogError) as error:
+            await self._flush()
+            return self._is_lost(error, over=over)
         await self._flush()
-        return not broken and (over or await self._settled())
+        if not over and not await self._has_ended():
+            return False
+        if not reader.settled:
+            self._chunks.miss(ROTATED)
+        return True
 
-    def _given_up(self) -> bool:
-        """Whether the log of a container that has ended was asked for long enough."""
-        now = asyncio.get_running_loop().time()
-        self._asked_since = self._asked_since or now
-        return now - self._asked_since > self._patience
+    async def _read_on(self, reader: LogReader, *, over: bool) -> None:
+        source, since = self._source, self._mark.since
+        clock = asyncio.get_running_loop().time
+        alive_at = clock()
+        self._lag, self._behind = timedelta.max, timedelta()
+        pieces = self._streams.kube.follow_log(
+            source.namespace, source.pod, source.container, since=since, follow=not over
+        )
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if piece or not self._streams.over(source):
+                    alive_at = clock()
+                if piece:
+                    self._pause, self._unread_since = FIRST_PAUSE, 0.0
+                    self._take(reader, piece, follows=not over)
+                await self._store_what_is_due()
+                if not over and clock() - alive_at > STILL_SECONDS:
+                    # Either nothing comes from its node any more; or nothing could be stored for so
+                    # long that the log may have been rotated twice, and a stream that reads on
+                    # passes over the file between in silence.
+                    raise UnavailableError("the stream stood still")
 
-    def _take(self, reader: LogReader, piece: bytes) -> None:
-        if piece:
-            was = reader.rotated
-            data = reader.feed(piece)
-            if reader.rotated and not was:
-                self._chunks.miss(ROTATED)
-            self._chunks.add(data, datetime.now(UTC))
-            self._mark = reader.mark
+    def _is_lost(self, error: AgentJobError | ValueError, *, over: bool) -> bool:
+        """Whether a log that cannot be read will not be read any more."""
+        log.debug("the log of pod %s/%s: %s", self._source.namespace, self._source.pod, error)
+        self._pause = min(2 * self._pause, LARGEST_PAUSE)
+        if not isinstance(error, NotFoundError):
+            if not self._streams.over(self._source):
+                return False
+            now = asyncio.get_running_loop().time()
+            self._unread_since = self._unread_since or now
+            waits = now - self._unread_since < self._streams.patience
+            if waits and (isinstance(error, UnavailableError) or not over):
+                return False
+        self._chunks.miss(LOST)
+        return True
 
-    async def _settled(self) -> bool:
+    def _take(self, reader: LogReader, piece: bytes, *, follows: bool) -> None:
+        begun, rotated = reader.first, reader.rotated
+        data = reader.feed(piece)
+        if not begun and reader.first and self._is_late(reader.first):
+            self._chunks.miss(LATE)
+        if reader.rotated and not rotated:
+            self._chunks.miss(ROTATED)
+        if follows and self._was_overtaken(reader.mark):
+            self._chunks.miss(OVERTAKEN)
+        self._listen(data)
+        self._chunks.add(data, datetime.now(UTC))
+        self._streams.hold(len(data))
+        self._mark = reader.mark
+
+    def _listen(self, data: bytes) -> None:
+        said = self._listener.said
+        self._listener.feed(data)
+        if self._listener.said != said:
+            self._heard(self._listener.said)
+
+    def _is_late(self, first: str) -> bool:
+        """Whether lines may have been rotated away before the log was first read."""
+        started_at = self._source.started_at
+        if self._mark.stamp or self._chunks.size or started_at is None:
+            return False
+        late = datetime.now(UTC) > started_at + ROTATION
+        return late and moment(first) > started_at + FIRST_LINE_WITHIN
+
+    def _was_overtaken(self, mark: Mark) -> bool:
+        """Whether the kubelet passed over a file: far behind, it goes on in the newest one."""
+        if not mark.stamp:
+            return False
+        at = moment(mark.stamp)
+        jumped = bool(self._mark.stamp) and at - moment(self._mark.stamp) > ROTATION / 2
+        overtaken = jumped and self._behind > ROTATION
+        lag = datetime.now(UTC) - at
+        self._lag = min(self._lag, lag)
+        self._behind = lag - self._lag
+        return overtaken
+
+    async def _has_ended(self) -> bool:
         """Whether the end of the log was the end of the container: its watch may lag behind."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SETTLE_SECONDS
-        while not self._over(self._source) and loop.time() < end:  # noqa: ASYNC110 - seconds
+        while not self._streams.over(self._source):
+            if loop.time() > end:
+                return False
             await asyncio.sleep(0.1)
-        return self._over(self._source)
+        return True
 
-    async def _store_what_is_full(self) -> None:
-        if self._chunks.full(datetime.now(UTC)):
+    async def _store_what_is_due(self) -> None:
+        if self._streams.crowded or self._chunks.full(datetime.now(UTC)):
             await self._flush()
 
     async def _flush(self) -> None:
-        chunk = self._chunks.cut(self._mark)
-        if chunk is None:
-            return
+        """Store what waits, however long that takes: the log waits in the kubelet meanwhile."""
         pause = FIRST_PAUSE
-        while True:
+        while self._chunks.size > self._chunks.offset:
             try:
-                await self._store.put(f"{self._source.path}/{chunk.name}", chunk.encode())
+                await self._store()
             except StoreError as error:
-                # The log waits in the kubelet meanwhile; nothing more is read into memory.
                 log.warning("output of pod %s waits: %s", self._source.pod, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LARGEST_PAUSE)
-            else:
-                self._digest.update(chunk.data)
-                return
+
+    async def _store(self) -> None:
+        chunks = self._chunks
+        path = f"{self._source.path}/{chunks.name}"
+        await self._streams.put(path, lambda: chunks.content(self._mark))
+        self._digest.update(chunks.waiting)
+        self._streams.hold(-len(chunks.waiting))
+        chunks.clear()

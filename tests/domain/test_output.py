@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from agentjobs.domain.output import (
     CHUNK_AGE,
     CHUNK_BYTES,
-    Chunk,
     Chunks,
     Gap,
     Head,
     LogReader,
     Mark,
+    NoLogError,
     Whole,
     encode_page,
     ended_in_the_middle,
     parse_stream_name,
-    pieces,
     stream_name,
 )
 
@@ -33,8 +32,9 @@ ENTRY = 16
 class Log:
     """A container's log as the kubelet serves it with timestamps."""
 
-    def __init__(self, lines: list[tuple[bytes, int]]) -> None:
-        """Lines with the nanoseconds that pass before each."""
+    def __init__(self, lines: list[tuple[bytes, int]], zone: str = "Z") -> None:
+        """Lines with the nanoseconds that pass before each; of a node in some time zone."""
+        self.zone = zone
         self.entries: list[tuple[str, bytes]] = []
         passed = 0
         for line, pause in lines:
@@ -42,7 +42,7 @@ class Log:
             for at in range(0, len(whole), ENTRY):
                 passed += pause
                 moment = NOW + timedelta(seconds=passed // 10**9)
-                stamp = f"{moment:%Y-%m-%dT%H:%M:%S}.{passed % 10**9:09d}Z"
+                stamp = f"{moment:%Y-%m-%dT%H:%M:%S}.{passed % 10**9:09d}{zone}"
                 self.entries.append((stamp, whole[at : at + ENTRY]))
 
     @property
@@ -52,6 +52,7 @@ class Log:
     def read(self, since: str | None) -> bytes:
         """Whole seconds; the first entry is taken for the beginning of a line, whatever it is."""
         found = [each for each in self.entries if since is None or each[0][:19] >= since[:19]]
+        assert since is None or since.endswith(self.zone)
         served, fresh = [], True
         for stamp, content in found:
             served.append((stamp.encode() + b" " if fresh else b"") + content)
@@ -69,18 +70,18 @@ lines = st.lists(
 
 
 @settings(max_examples=300)
-@given(lines=lines, data=st.data())
+@given(lines=lines, size=st.integers(1, 200), zone=st.sampled_from(["Z", "+02:00"]), data=st.data())
 def test_r_output_a_stream_that_breaks_anywhere_is_resumed_without_loss(
-    lines: list[tuple[bytes, int]], data: st.DataObject
+    lines: list[tuple[bytes, int]], size: int, zone: str, data: st.DataObject
 ) -> None:
-    log = Log(lines)
+    log = Log(lines, zone)
     mark, got = Mark(), b""
     for _ in range(data.draw(st.integers(0, 4))):
         reader = LogReader(mark)
         served = log.read(mark.since)
         stop = data.draw(st.integers(0, len(served)))
-        for at in range(0, stop, 7):
-            got += reader.feed(served[at : min(at + 7, stop)])
+        for at in range(0, stop, size):
+            got += reader.feed(served[at : min(at + size, stop)])
         assert not reader.rotated
         mark = reader.mark
     reader = LogReader(mark)
@@ -97,6 +98,46 @@ def test_r_output_what_rotation_swallowed_is_noticed() -> None:
     log.entries = log.entries[2:]
     assert rotated.feed(log.read(rotated.mark.since)) == b"three\n"
     assert rotated.rotated
+
+
+def test_r_output_lines_of_both_streams_may_overtake_each_other() -> None:
+    """The runtime stamps a line of stderr, then writes one of stdout before it."""
+    served = (
+        b"2026-03-01T12:00:00.000000200Z one\n"
+        b"2026-03-01T12:00:00.000000100Z two\n"
+        b"2026-03-01T12:00:00.000000300Z three\n"
+    )
+    reader = LogReader(Mark())
+    first = reader.feed(served[: served.index(b"2026-03-01T12:00:00.000000300Z")])
+    again = LogReader(reader.mark)
+    assert first + again.feed(served) == b"one\ntwo\nthree\n"
+    assert (again.settled, again.rotated) == (True, False)
+
+
+def test_r_output_a_log_without_the_place_that_is_looked_for_is_not_taken_for_whole() -> None:
+    reader = LogReader(Mark("2026-03-01T12:00:00.000000200Z", 1, 4))
+    assert reader.feed(b"2026-03-01T12:00:00.000000900Z other\n") == b""
+    assert not reader.settled
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        b"unable to retrieve container logs for containerd://0123456789",
+        b"unable to retrieve\n",
+        b"2026-03-01T12:00:00.000000200Z fine\nfailed to try resolving symlinks\n",
+        b"x" * 10_000,
+    ],
+)
+@pytest.mark.parametrize("size", [1, 50, 20_000])
+def test_r_output_a_sentence_of_the_kubelet_is_no_output(served: bytes, size: int) -> None:
+    with pytest.raises(NoLogError):
+        read_in_pieces(served + b" \n", size)
+
+
+def read_in_pieces(served: bytes, size: int) -> bytes:
+    reader = LogReader(Mark())
+    return b"".join(reader.feed(served[at : at + size]) for at in range(0, len(served), size))
 
 
 def test_r_output_a_line_without_an_end_needs_no_memory() -> None:
@@ -128,47 +169,34 @@ def test_r_output_only_the_page_with_other_bytes_is_base64() -> None:
 
 def test_r_output_a_chunk_is_cut_when_it_is_large_or_old() -> None:
     chunks = Chunks()
-    assert chunks.cut(Mark()) is None
+    assert not chunks.waiting
     chunks.add(b"x", NOW)
     assert not chunks.full(NOW)
     assert chunks.full(NOW + CHUNK_AGE)
     chunks.add(b"y" * CHUNK_BYTES, NOW)
     assert chunks.full(NOW)
-    first = chunks.cut(Mark("t", 1, 5))
-    assert first is not None
-    assert (first.offset, len(first.data), first.name) == (0, CHUNK_BYTES + 1, "0" * 16)
+    assert chunks.name == "0" * 16
+    first = Mark("t", 1, 5)
+    assert Head.decode(chunks.content(first)) == (Head(first), b"x" + b"y" * CHUNK_BYTES)
+    chunks.clear()
+    assert not chunks.full(NOW + CHUNK_AGE)
     chunks.miss("rotated")
     chunks.add(b"z", NOW)
-    second = chunks.cut(Mark("u", 1, 1))
-    assert second is not None
-    assert second.head.gaps == (Gap(CHUNK_BYTES + 1, "rotated"),)
-    assert Head.decode(second.encode()) == (second.head, b"z")
+    assert chunks.name == f"{CHUNK_BYTES + 1:016d}"
+    head, data = Head.decode(chunks.content(Mark("u", 1, 1)))
+    assert head.gaps == (Gap(CHUNK_BYTES + 1, "rotated"),)
+    assert data == b"z"
     assert chunks.size == CHUNK_BYTES + 2
 
 
 def test_objects_are_read_as_they_were_written() -> None:
     whole = Whole(7, "ab" * 32, (Gap(3, "why"),))
     assert Whole.decode(whole.encode()) == whole
-    chunk = Chunk(5, b"a\nb", Head(Mark("t", 2, 3)))
-    assert Head.decode(chunk.encode())[1] == b"a\nb"
+    head = Head(Mark("t", 2, 3), (Gap(1, "why"),))
+    assert Head.decode(head.encode() + b"a\nb") == (head, b"a\nb")
     assert parse_stream_name(stream_name(2, 11, "u-1")) == (2, 11, "u-1")
     assert parse_stream_name("end") is None
     assert stream_name(9, 0, "b") < stream_name(10, 0, "a")
-
-
-@pytest.mark.parametrize(
-    ("begin", "size", "expected"),
-    [
-        (0, 5, [(0, 0, 5)]),
-        (8, 4, [(0, 8, 10), (1, 0, 2)]),
-        (10, 30, [(1, 0, 5), (2, 0, 7)]),
-        (22, 5, []),
-    ],
-)
-def test_r_output_a_range_is_put_together_from_chunks(
-    begin: int, size: int, expected: list[tuple[int, int, int]]
-) -> None:
-    assert list(pieces([(0, 10), (10, 5), (15, 7)], begin, size)) == expected
 
 
 def test_a_character_whose_rest_may_come_is_noticed() -> None:

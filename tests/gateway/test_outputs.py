@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentjobs.api.names import State
-from agentjobs.domain.output import Chunk, Gap, Head, Mark, Whole, stream_name
+from agentjobs.domain.output import Gap, Head, Mark, Whole, chunk_name, stream_name
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord, Name
 from agentjobs.gateway.outputs import Outputs, Which
@@ -42,8 +42,8 @@ def store(tmp_path: Path) -> OutputStore:
 async def put(store: OutputStore, *pieces: bytes, gaps: tuple[Gap, ...] = ()) -> int:
     offset = 0
     for piece in pieces:
-        chunk = Chunk(offset, piece, Head(Mark("t", 1, 1), gaps))
-        await store.put(f"u1/{STREAM}/{chunk.name}", chunk.encode())
+        content = Head(Mark("t", 1, 1), gaps).encode() + piece
+        await store.put(f"u1/{STREAM}/{chunk_name(offset)}", content)
         offset += len(piece)
     return offset
 
@@ -107,6 +107,27 @@ async def test_r_output_half_a_character_waits_for_its_rest(store: OutputStore) 
     assert (more.data, more.encoding) == ("ä", "utf-8")
 
 
+@pytest.mark.parametrize("gaps", [(), (Gap(0, "lost"),)])
+async def test_r_output_of_a_tool_that_printed_nothing_is_empty(
+    store: OutputStore, gaps: tuple[Gap, ...]
+) -> None:
+    await finish(store, 0, gaps)
+    page = await Outputs(store).page(KEYS, record(), Which(), cursor="", limit=65536)
+    assert (page.data, page.end) == ("", True)
+    assert [gap.reason for gap in page.gaps] == [gap.reason for gap in gaps]
+
+
+async def test_r_output_a_chunk_that_was_not_listed_is_waited_for(store: OutputStore) -> None:
+    """A list that is made while chunks are written may show the later and not the earlier one."""
+    await store.put(f"u1/{STREAM}/{chunk_name(4)}", Head(Mark()).encode() + b"two\n")
+    outputs = Outputs(store)
+    page = await outputs.page(KEYS, record(), Which(), cursor="", limit=65536)
+    assert (page.data, page.end) == ("", False)
+    await put(store, b"one\n")
+    page = await outputs.page(KEYS, record(), Which(), cursor=page.next, limit=65536)
+    assert page.data == "one\ntwo\n"
+
+
 async def test_r_output_a_gap_stands_where_output_is_missing(store: OutputStore) -> None:
     await put(store, b"one\n", b"two\n", gaps=(Gap(4, "rotated"),))
     await finish(store, 8, (Gap(4, "rotated"), Gap(8, "lost")))
@@ -119,7 +140,7 @@ async def test_r_output_a_gap_stands_where_output_is_missing(store: OutputStore)
 async def test_r_output_each_attempt_and_index_can_be_asked_for(store: OutputStore) -> None:
     for attempt, index, text in ((1, 0, b"a1"), (2, 0, b"a2"), (2, 3, b"i3")):
         path = f"u1/{stream_name(attempt, index, f'p{attempt}{index}')}"
-        await store.put(f"{path}/{0:016d}", Chunk(0, text, Head(Mark())).encode())
+        await store.put(f"{path}/{0:016d}", Head(Mark()).encode() + text)
     outputs = Outputs(store)
     for which, expected in (
         (Which(), "a2"),

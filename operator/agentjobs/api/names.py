@@ -156,6 +156,8 @@ class Reason(StrEnum):
     GRACE_PERIOD_CUT = "GracePeriodCut"
     OPERATOR_FORBIDDEN = "OperatorForbidden"
     ARCHIVED = "Archived"
+    ARCHIVE_PENDING = "ArchivePending"
+    OUTPUT_LEFT_BEHIND = "OutputLeftBehind"
     DELIVERED = "Delivered"
     DELIVERY_PENDING = "DeliveryPending"
     DELIVERY_FAILED = "DeliveryFailed"

@@ -32,6 +32,7 @@ from agentjobs.domain.ending import (
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import begun_at, end, end_unstarted
 from agentjobs.domain.job import desired_job, placeholder_job
+from agentjobs.domain.keeping import with_said
 from agentjobs.domain.mirror import (
     counts,
     deadline,
@@ -300,7 +301,7 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
     status = status.model_copy(update={"state": state, "waiting": waiting})
     if begun:
         status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
-    return status
+    return with_said(seen, status)
 
 
 def _wants_reason(seen: Observed, child: JobView) -> bool:

@@ -127,10 +127,11 @@ def _with_outbox(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
 def _result(seen: Observed, source: ResultSource, text: str) -> dict[str, object]:
     """The result and its summary; what was handed in through the report API stays as it is."""
     status = seen.job.status
+    said = status.summary or seen.said.summary
     if source is ResultSource.REPORT:
-        told = status.result.text if status.result else ""
-        return {"summary": st.summary_of(told or "") or status.summary}
-    return {"result": st.result_of(source, text), "summary": st.summary_of(text) or status.summary}
+        told = status.result.text if status.result else None
+        return {"summary": st.summary_of(told or "", said)}
+    return {"result": st.result_of(source, text), "summary": st.summary_of(text, said)}
 
 
 def _handed_in(seen: Observed, source: ResultSource, pod: PodView | None) -> str:

@@ -1,6 +1,6 @@
 """Which output is to be kept: followed from its start, put together after the end (R-OUTPUT)."""
 
-from agentjobs.api.agentjob import AgentJobStatus, Output
+from agentjobs.api.agentjob import AgentJobStatus, Output, Progress
 from agentjobs.api.names import ConditionType, Reason
 from agentjobs.domain import status as st
 from agentjobs.domain.mirror import with_condition
@@ -14,13 +14,15 @@ def keep_output(seen: Observed, plan: Plan) -> tuple[Action, ...]:
     if not status.started_at:
         return ()
     if status.finished_at:
-        return () if is_archived(status) or seen.archived else (ArchiveOutput(_sources(seen)),)
+        known = is_archived(status) or (seen.archived and not seen.archived.trouble)
+        return () if known else (ArchiveOutput(_sources(seen)),)
     return _sources(seen)
 
 
 def is_archived(status: AgentJobStatus) -> bool:
-    """Whether the record says what was kept."""
-    return st.condition(status, ConditionType.OUTPUT_ARCHIVED) is not None
+    """Whether the record says what was kept of all output."""
+    found = st.condition(status, ConditionType.OUTPUT_ARCHIVED)
+    return found is not None and found.status == "True"
 
 
 def with_archived(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
@@ -28,6 +30,15 @@ def with_archived(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
     found = seen.archived
     if found is None or is_archived(status):
         return status
+    if found.trouble:
+        return with_condition(
+            seen,
+            status,
+            ConditionType.OUTPUT_ARCHIVED,
+            Reason.ARCHIVE_PENDING,
+            holds=False,
+            message=f"output is missing until it can be stored: {found.trouble}",
+        )
     output = Output(bytes=found.size, sha256=found.sha256 or None, gaps=found.gaps)
     parts = {0: "all of it", 1: "with one gap"}.get(found.gaps, f"with {found.gaps} gaps")
     return with_condition(
@@ -39,6 +50,16 @@ def with_archived(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
     )
 
 
+def with_said(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
+    """Record how far the tool says it is, where it says so in its output."""
+    percent, message = seen.said.percent, seen.said.message or None
+    old = status.progress or Progress()
+    if (percent, message) in {(None, None), (old.percent, old.message)}:
+        return status
+    progress = Progress(percent=percent, message=message, at=seen.now)
+    return status.model_copy(update={"progress": progress})
+
+
 def _sources(seen: Observed) -> tuple[FollowOutput, ...]:
     attempt = st.current_attempt(seen.job.status)
     return tuple(
@@ -47,6 +68,7 @@ def _sources(seen: Observed) -> tuple[FollowOutput, ...]:
             pod_uid=pod.uid,
             job_uid=pod.job_uid,
             container=pod.tool_name,
+            started_at=pod.started_at,
             attempt=attempt.number if attempt else 1,
             index=pod.index,
         )

@@ -12,6 +12,7 @@ from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.output import Archived
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.refusal import Refusal
+from agentjobs.domain.said import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class Observed:
     """Events that are being tried."""
     keeps_output: bool = False
     """Whether there is a store that output is kept in."""
+    said: Said = field(default_factory=Said)
+    """What the tool has said on lines of its output."""
     archived: Archived | None = None
     """What was kept of the output, once that is all."""
     written_at: datetime | None = None

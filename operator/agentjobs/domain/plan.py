@@ -65,6 +65,7 @@ class FollowOutput:
     job_uid: str
     """Of the batch/v1 Job."""
     container: str
+    started_at: datetime | None
     attempt: int
     index: int
 

@@ -101,9 +101,12 @@ def result_of(source: ResultSource, text: str) -> Result | None:
     return Result(source=source, text=kept, bytes=size, truncated=kept != text)
 
 
-def summary_of(text: str) -> str | None:
-    """One line about a result (R-EVENT): its `summary`, a `::summary` line, else its first line."""
-    return cut(one_line(_summary(text)), SUMMARY_CHARACTERS) or None
+def summary_of(text: str, said: str = "") -> str | None:
+    """One line about a result (R-EVENT): its `summary`, a `::summary` line, else its first line.
+
+    :param said: what the tool said of it elsewhere: reported, or printed on such a line.
+    """
+    return cut(one_line(_summary(text, said)), SUMMARY_CHARACTERS) or None
 
 
 def fit(status: AgentJobStatus) -> AgentJobStatus:
@@ -122,7 +125,7 @@ def size_of(status: AgentJobStatus) -> int:
     return len(ESCAPED_BY_GO.sub("\\\\u0000", text).encode())
 
 
-def _summary(text: str) -> str:
+def _summary(text: str, said: str) -> str:
     stripped = text.strip()
     if stripped.startswith("{"):
         try:
@@ -135,7 +138,7 @@ def _summary(text: str) -> str:
     marked = [line for line in lines if line.startswith(SUMMARY_MARK)]
     if marked:
         return marked[-1].removeprefix(SUMMARY_MARK)
-    return lines[0] if lines else ""
+    return said or (lines[0] if lines else "")
 
 
 def _shorter(status: AgentJobStatus) -> AgentJobStatus | None:

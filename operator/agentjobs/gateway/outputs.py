@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from agentjobs.api.agentjob import AgentJob
@@ -15,6 +16,7 @@ from agentjobs.domain.output import (
     END,
     Head,
     Whole,
+    chunk_name,
     encode_page,
     ended_in_the_middle,
     parse_stream_name,
@@ -26,6 +28,7 @@ from agentjobs.gateway.problems import try_later
 from agentjobs.store import MissingObjectError, OutputStore, StoreError
 
 NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
+NO_END = 1 << 63
 CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
 DATA_BYTES = MAX_PAGE_BYTES - 2048
@@ -181,10 +184,13 @@ class Outputs:
         """At most so many bytes from an offset on; all gaps known up to there."""
         data = b""
         gaps: tuple[Gap, ...] = ()
-        for start, following in zip(starts, [*starts[1:], None], strict=True):
-            if following is not None and following <= offset + len(data):
+        for start, following in pairwise([*starts, NO_END]):
+            if following <= offset + len(data):
                 continue
-            head, content = await self._chunk(f"{path}/{start:016d}")
+            if start > offset + len(data):
+                # It was written while the store was listed, and one before it was not seen.
+                break
+            head, content = await self._chunk(f"{path}/{chunk_name(start)}")
             gaps = tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in head.gaps)
             data += content[offset + len(data) - start :][: limit - len(data)]
             if len(data) >= limit:

@@ -1,0 +1,404 @@
+"""Streams from a log that is served as kubelets serve it to a store that may fail (R-OUTPUT)."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from typing_extensions import override
+
+from agentjobs import streams as module
+from agentjobs.domain.errors import AgentJobError
+from agentjobs.domain.output import END, LATE, LOST, OVERTAKEN, Archived, Gap, Head, Whole
+from agentjobs.domain.said import Said
+from agentjobs.kube import Kube, NotFoundError, UnavailableError
+from agentjobs.metrics import Metrics
+from agentjobs.store import OutputStore, StoreError
+from agentjobs.streams import Source, Streams
+
+UID = "uid-1"
+WITHIN = 10.0
+POLL = 0.005
+PATIENCE = 0.3
+
+
+@dataclass
+class Container:
+    """What a tool has printed so far, in lines with stamps, and whether it has ended."""
+
+    lines: list[tuple[datetime, bytes]] = field(default_factory=list)
+    over: bool = False
+    faults: list[Exception] = field(default_factory=list)
+    """Raised by the next reads, one each."""
+    always: Exception | None = None
+    """Raised by every read."""
+    cuts_after: int = 0
+    """Lines after which a read breaks; 0: it does not."""
+    following: int = 0
+    most_following: int = 0
+    reads: int = 0
+    served: int = 0
+    """Bytes."""
+
+    def print(self, *lines: bytes, at: datetime | None = None) -> None:
+        self.lines += [(at or datetime.now(UTC), line + b"\n") for line in lines]
+
+    @property
+    def output(self) -> bytes:
+        return b"".join(line for _, line in self.lines)
+
+    async def follow_log(
+        self, _namespace: str, _pod: str, _container: str, *, since: str | None, follow: bool
+    ) -> AsyncGenerator[bytes]:
+        self.reads += 1
+        self.following += 1
+        self.most_following = max(self.most_following, self.following)
+        try:
+            if self.always or self.faults:
+                raise self.always or self.faults.pop(0)
+            begin = datetime.fromisoformat(since) if since else None
+            at, sent = 0, 0
+            while True:
+                over = self.over
+                while at < len(self.lines):
+                    stamp, line = self.lines[at]
+                    at += 1
+                    if begin and stamp.replace(microsecond=0) < begin:
+                        continue
+                    piece = f"{stamp:%Y-%m-%dT%H:%M:%S}.{stamp:%f}000Z ".encode() + line
+                    self.served += len(line)
+                    yield piece
+                    sent += 1
+                    if self.cuts_after and sent >= self.cuts_after:
+                        raise UnavailableError("connection reset by peer")
+                if over or not follow:
+                    return
+                await asyncio.sleep(POLL)
+                yield b""
+        finally:
+            self.following -= 1
+
+
+class FaultyStore(OutputStore):
+    """A directory that refuses, or is slow."""
+
+    broken = False
+    slow = 0.0
+    puts = 0
+
+    @override
+    async def put(self, path: str, content: bytes) -> None:
+        self.puts += 1
+        await asyncio.sleep(self.slow)
+        if self.broken:
+            raise StoreError("No space left on device")
+        await super().put(path, content)
+
+
+@dataclass
+class Stage:
+    store: FaultyStore
+    containers: dict[str, Container] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    fences: int = 0
+    leads: bool = True
+    made: list[Streams[str]] = field(default_factory=list)
+
+    def begin(self) -> Streams[str]:
+        """What a new leader begins with."""
+        streams = Streams(
+            cast("Kube", self),
+            self.store,
+            Metrics(),
+            tell=self.told.append,
+            over=lambda source: self.containers[source.pod].over,
+            fence=self.fence,
+            patience=PATIENCE,
+        )
+        self.made.append(streams)
+        return streams
+
+    def follow_log(self, namespace: str, pod: str, *args: Any, **more: Any) -> AsyncIterator[bytes]:
+        return self.containers[pod].follow_log(namespace, pod, *args, **more)
+
+    def fence(self) -> None:
+        if not self.leads:
+            raise AgentJobError("somebody else leads")
+
+    def source(self, number: int = 1, started_at: datetime | None = None) -> Source:
+        pod = f"pod-{number}"
+        self.containers.setdefault(pod, Container())
+        path = f"{UID}/{1:04d}.{number:06d}.{pod}"
+        return Source("ns", pod, pod, "job-1", "tool", started_at, path)
+
+    async def whole(self, source: Source) -> Whole:
+        path = f"{source.path}/{END}"
+        await until((Path(self.root) / path).exists, "the end of the stream")
+        return Whole.decode(await self.store.get(path))
+
+    async def kept(self, source: Source) -> bytes:
+        data = b""
+        for name in await self.store.names(source.path):
+            if name != END:
+                data += Head.decode(await self.store.get(f"{source.path}/{name}"))[1]
+        return data
+
+    @property
+    def root(self) -> str:
+        return self.store.url.removeprefix("file://") + "/output"
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    end = asyncio.get_running_loop().time() + WITHIN
+    while not holds():
+        assert asyncio.get_running_loop().time() < end, f"{what} did not come"
+        await asyncio.sleep(POLL)
+
+
+async def archived(streams: Streams[str], *sources: Source) -> Archived:
+    """What comes of all output of the job in the end."""
+    streams.archive("key", UID, sources)
+    await until(lambda: (found := streams.archived(UID)) and not found.trouble, "the archive")
+    found = streams.archived(UID)
+    assert found
+    return found
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    for name, seconds in (("FIRST_PAUSE", 0.01), ("LARGEST_PAUSE", 0.05), ("STORE_SECONDS", 0.2)):
+        monkeypatch.setattr(module, name, seconds)
+    stage = Stage(FaultyStore.open(tmp_path.as_uri()))
+    yield stage
+    for streams in stage.made:
+        await streams.close()
+
+
+async def test_r_output_all_that_a_tool_prints_is_kept(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    streams.follow("key", source)
+    tool.print(b"one", b"\xff\x00", b"")
+    await until(lambda: tool.served == len(tool.output), "what was printed first")
+    tool.print(b"two")
+    tool.over = True
+    assert await archived(streams, source) == Archived(
+        len(tool.output), hashlib.sha256(tool.output).hexdigest()
+    )
+    assert await stage.kept(source) == tool.output
+    assert (tool.reads, stage.told) == (1, ["key"])
+
+
+async def test_r_output_a_new_leader_goes_on_where_the_last_one_was(stage: Stage) -> None:
+    source = stage.source()
+    tool = stage.containers[source.pod]
+    start = datetime.now(UTC)
+    for life in range(4):
+        streams = stage.begin()
+        streams.follow("key", source)
+        served = tool.served
+        tool.print(*(b"%d.%d" % (life, n) for n in range(50)), at=start + timedelta(seconds=life))
+        await until(lambda served=served: tool.served > served + 20, "what was printed")
+        if life % 2:
+            await until(lambda: Path(stage.root, source.path).exists(), "a chunk")
+        await streams.close()
+    tool.over = True
+    whole = await archived(stage.begin(), source)
+    assert await stage.kept(source) == tool.output
+    assert whole.sha256 == hashlib.sha256(tool.output).hexdigest()
+    assert whole.gaps == 0
+
+
+async def test_r_output_a_stream_that_breaks_is_opened_anew(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.cuts_after = 30
+    start = datetime.now(UTC)
+    for number in range(100):
+        tool.print(b"%d" % number, at=start + timedelta(seconds=number / 10))
+    tool.faults = [UnavailableError("502"), UnavailableError("503")]
+    streams.follow("key", source)
+    await until(lambda: tool.reads > 4, "more reads")
+    tool.over = True
+    whole = await archived(streams, source)
+    assert await stage.kept(source) == tool.output
+    assert (whole.gaps, tool.most_following) == (0, 1)
+
+
+async def test_r_output_a_full_store_loses_nothing_and_takes_no_memory(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log waits where it is; the record says what is missing until the store is back."""
+    monkeypatch.setattr(module, "WAITING_BYTES", 100_000)
+    sources = [stage.source(number) for number in range(1, 21)]
+    streams = stage.begin()
+    stage.store.broken = True
+    for source in sources:
+        tool = stage.containers[source.pod]
+        tool.print(*(bytes([65 + n % 26]) * 9_999 for n in range(50)))
+        streams.follow("key", source)
+    await until(lambda: stage.store.puts > 40, "puts in vain")
+    served = sum(tool.served for tool in stage.containers.values())
+    # One more piece each may have been on its way.
+    assert served <= 100_000 + 20 * 10_000
+    assert streams._waiting == served
+    for tool in stage.containers.values():
+        tool.over = True
+    streams.archive("key", UID, sources)
+    await until(lambda: streams.archived(UID), "word of what is missing")
+    assert streams.archived(UID) == Archived(trouble="No space left on device")
+    assert stage.told == ["key"]
+    streams.settle(UID)
+    stage.store.broken = False
+    whole = await archived(streams, *sources)
+    assert (whole.gaps, whole.size) == (0, 20 * 50 * 10_000)
+    assert streams._waiting == 0
+    for source in sources:
+        assert await stage.kept(source) == stage.containers[source.pod].output
+
+
+async def test_r_output_a_log_that_cannot_be_read_ends_as_a_gap(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.always = UnavailableError("500 dial tcp: no route to host")
+    streams.follow("key", source)
+    await until(lambda: tool.reads > 3, "reads in vain")
+    tool.over = True
+    before = asyncio.get_running_loop().time()
+    assert (await archived(streams, source)).gaps == 1
+    assert PATIENCE <= asyncio.get_running_loop().time() - before < PATIENCE + 1
+    assert (await stage.whole(source)).gaps == (Gap(0, LOST),)
+
+
+async def test_r_output_a_log_that_went_with_its_pod_ends_as_a_gap(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.cuts_after = 1
+    tool.print(b"one")
+    tool.faults = []
+    streams.follow("key", source)
+    await until(lambda: tool.served, "the first line")
+    tool.always, tool.over = NotFoundError(404, {}, "LOG"), True
+    assert (await archived(streams, source)).gaps == 1
+    assert (await stage.whole(source)).gaps == (Gap(4, LOST),)
+
+
+async def test_r_output_what_ran_unseen_is_a_gap(stage: Stage) -> None:
+    """The pod came and went while no operator was there."""
+    assert await archived(stage.begin()) == Archived(0, hashlib.sha256().hexdigest(), 1)
+
+
+async def test_r_output_a_stream_that_nobody_goes_on_with_ends_as_a_gap(stage: Stage) -> None:
+    source = stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(b"x" * 2_000_000)
+    first = stage.begin()
+    first.follow("key", source)
+    await until(lambda: Path(stage.root, source.path).exists(), "a chunk")
+    await first.close()
+    whole = await archived(stage.begin())
+    assert (whole.size, whole.gaps) == (len(tool.output), 1)
+    assert whole.sha256 == hashlib.sha256(tool.output).hexdigest()
+
+
+async def test_r_output_what_is_deleted_stays_deleted(stage: Stage) -> None:
+    """A write that is under way comes to its end before."""
+    stage.store.slow = 0.05
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(*(b"x" * 600_000 for _ in range(10)))
+    streams.follow("key", source)
+    await until(lambda: stage.store.puts > 2, "a write")
+    await streams.delete(UID)
+    assert not await stage.store.names(UID)
+    assert tool.following == 0
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not [task for task in others if task.get_name().startswith("output-")]
+
+
+async def test_r_output_beyond_the_limit_output_is_read_at_the_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    streams = stage.begin()
+    sources = [stage.source(number) for number in range(1, 6)]
+    for source in sources:
+        stage.containers[source.pod].print(source.pod.encode())
+        streams.follow("key", source)
+    await until(lambda: all(stage.containers[f"pod-{n}"].reads for n in (1, 2)), "two streams")
+    assert not any(stage.containers[f"pod-{n}"].reads for n in (3, 4, 5))
+    for tool in stage.containers.values():
+        tool.over = True
+    assert (await archived(streams, *sources)).size == 5 * len(b"pod-1\n")
+
+
+async def test_r_claim_who_leads_no_more_writes_no_more(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(b"one")
+    tool.over = True
+    stage.leads = False
+    streams.follow("key", source)
+    await until(lambda: tool.reads > 2, "tries")
+    assert not await stage.store.names(UID)
+
+
+@pytest.mark.parametrize(
+    ("began", "first", "gaps"),
+    [
+        pytest.param(60, 30, (Gap(0, LATE),), id="read late, the beginning may be gone"),
+        pytest.param(60, 60, (), id="read late, from the beginning"),
+        pytest.param(5, 2, (), id="read soon: nothing is rotated within ten seconds"),
+    ],
+)
+async def test_r_output_a_beginning_that_may_be_missing_is_told(
+    stage: Stage, began: int, first: int, gaps: tuple[Gap, ...]
+) -> None:
+    now = datetime.now(UTC)
+    source = stage.source(started_at=now - timedelta(seconds=began))
+    tool = stage.containers[source.pod]
+    tool.print(b"one", at=now - timedelta(seconds=first))
+    tool.over = True
+    await archived(stage.begin(), source)
+    assert (await stage.whole(source)).gaps == gaps
+
+
+@pytest.mark.parametrize(
+    ("behind", "jump", "gaps"),
+    [
+        pytest.param(30, 25, (Gap(8, OVERTAKEN),), id="far behind, and on at once"),
+        pytest.param(30, 1, (), id="far behind, line by line"),
+        pytest.param(2, 25, (), id="close behind a tool that pauses"),
+    ],
+)
+async def test_r_output_files_that_the_kubelet_passed_over_are_told(
+    stage: Stage, behind: int, jump: int, gaps: tuple[Gap, ...]
+) -> None:
+    source = stage.source()
+    tool = stage.containers[source.pod]
+    now = datetime.now(UTC)
+    # The clock of the node is an hour ahead.
+    skewed = now + timedelta(hours=1)
+    tool.print(b"one", at=skewed)
+    tool.print(b"two", at=skewed - timedelta(seconds=behind))
+    tool.print(b"six", at=skewed - timedelta(seconds=behind - jump))
+    streams = stage.begin()
+    streams.follow("key", source)
+    await until(lambda: tool.served == 12, "all lines")
+    tool.over = True
+    await archived(streams, source)
+    assert (await stage.whole(source)).gaps == gaps
+
+
+async def test_r_report_what_a_tool_says_in_its_output_is_heard(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(b"::progress 40 half way", b"plain")
+    streams.follow("key", source)
+    await until(lambda: streams.said(UID).percent, "the progress")
+    assert streams.said(UID) == Said(40, "half way")
+    assert stage.told == ["key"]
