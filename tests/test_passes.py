@@ -27,7 +27,7 @@ class FakeKube:
         self._cache = cache
         self.written: list[Json] = []
 
-    async def last_line(self, _namespace: str, _pod: str, _container: str) -> str:
+    async def last_line(self, *_: Any) -> str:
         raise UnavailableError("500 dial tcp: no route to host")
 
     async def patch(self, *where: Any) -> Json:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -38,6 +38,7 @@ LOG_SILENCE_SECONDS = 300
 WATCH_SILENCE_SECONDS = 120
 """Bookmarks come about once a minute; a watch without them is dead."""
 ERROR_BODY_BYTES = 64 * 1024
+LINES_LOOKED_AT = 20
 
 
 class KubeError(AgentJobError):
@@ -329,15 +330,24 @@ class Kube:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"LOG {path}: {error or type(error).__name__}") from error
 
-    async def last_line(self, namespace: str, pod: str, container: str) -> str:
+    async def last_line(
+        self, namespace: str, pod: str, container: str, skip: Callable[[str], bool]
+    ) -> str:
         """The last line that a container printed, however long; empty where there is none.
 
+        :param skip: whether a line does not count; one before it is looked for, not far.
         :raises KubeError: the log is not there any more.
         """
-        params = {"container": container, "tailLines": "1", "limitBytes": str(ERROR_BODY_BYTES)}
-        raw = await self._raw("GET", PODS.path(namespace, pod, "log"), params=params)
-        lines = raw.decode("utf-8", "replace").splitlines()
-        return lines[-1] if lines else ""
+        path = PODS.path(namespace, pod, "log")
+        for tail in (1, LINES_LOOKED_AT):
+            # Of more lines the bytes are counted from the first: only where it must be.
+            limits = {"tailLines": str(tail), "limitBytes": str(tail * ERROR_BODY_BYTES)}
+            raw = await self._raw("GET", path, params={"container": container, **limits})
+            lines = raw.decode("utf-8", "replace").splitlines()
+            found = next((line for line in reversed(lines) if not skip(line)), None)
+            if found is not None or not lines:
+                return found or ""
+        return ""
 
     async def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         content = await self._raw(method, path, **request)

@@ -43,7 +43,7 @@ from agentjobs.domain.plan import (
 )
 from agentjobs.domain.reconcile import decide
 from agentjobs.domain.refusal import Refusal, refusal_in_events, refusal_of
-from agentjobs.domain.said import Said
+from agentjobs.domain.said import Said, is_marked
 from agentjobs.domain.status import current_attempt
 from agentjobs.kube import (
     AGENTJOBS,
@@ -271,7 +271,7 @@ class Passes:
         meta = seen.job.metadata
         asked_at = self._log_asked_at.setdefault(meta.uid, seen.now)
         try:
-            return await self._kube.last_line(meta.namespace, need.pod, need.container)
+            return await self._kube.last_line(meta.namespace, need.pod, need.container, is_marked)
         except (KubeError, UnavailableError) as error:
             # The node of a finished pod may be off: the API server answers 500 as long as it is.
             if isinstance(error, UnavailableError) and seen.now < asked_at + LOG_PATIENCE:

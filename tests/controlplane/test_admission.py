@@ -641,6 +641,46 @@ def test_policy_who_on_create(people: People, who: str, more: Document, refusal:
     check(people(who).create(job({**TOOL_JOB, **more}), dry_run=True), refusal)
 
 
+REPORTS = "the gateway writes progress, summary and result"
+GATEWAY_STATUS = [
+    case("progress", {"progress": {"percent": 40}}, ""),
+    case("a summary", {"summary": "3 of 4"}, ""),
+    case("a result", {"result": {"source": "report", "text": "x", "bytes": 1}}, ""),
+    case("not the state", {"state": "done", "finishedAt": "2026-03-01T12:00:00Z"}, REPORTS),
+    case("not a condition", {"conditions": []}, REPORTS),
+    case("not the outbox", {"callback": None}, REPORTS),
+    case("not who may report", {"podUIDs": ["a", "b"]}, REPORTS),
+    case("not an attempt", {"attempts": None}, REPORTS),
+    case("not a cause beside progress", {"progress": {"percent": 41}, "waiting": None}, REPORTS),
+]
+
+
+@pytest.mark.parametrize(("status", "refusal"), GATEWAY_STATUS)
+def test_policy_places_what_the_gateway_writes_of_a_status(
+    people: People, status: Document, refusal: str
+) -> None:
+    """R-POLICY-PLACES, R-REPORT: what pods report, and nothing that is the operator's."""
+    document = job({**TOOL_JOB, "requestedBy": "agent"})
+    people("gateway").create(document).object()
+    written = {
+        "state": "running",
+        "waiting": {"code": "creating"},
+        "podUIDs": ["a"],
+        "attempts": [{"number": 1, "jobName": "x-1"}],
+        "callback": {"deliveries": []},
+        "conditions": [
+            {
+                "type": "Accepted",
+                "status": "True",
+                "reason": "Accepted",
+                "lastTransitionTime": "2026-03-01T12:00:00Z",
+            }
+        ],
+    }
+    people("operator").patch(document, {"status": written}, "status").object()
+    check(people("gateway").patch(document, {"status": status}, "status"), refusal)
+
+
 WHO_STOPS = [
     case("one's own name", "lead", {"requestedBy": "lead"}, ""),
     case("no name", "lead", {"reason": "enough"}, ""),

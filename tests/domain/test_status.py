@@ -60,6 +60,7 @@ def test_conditions_keep_their_time_until_their_status_changes() -> None:
         pytest.param("{broken", "{broken", id="no JSON"),
         pytest.param("log\n::summary all good\nend", "all good", id="a marked line"),
         pytest.param("::summary one\n::summary two", "two", id="the last marked line"),
+        pytest.param("::progress 40 half\nend", "end", id="how far it was is no summary"),
         pytest.param("a\x1b[31mb\u202ec", "a [31mb c", id="control characters are taken out"),
         pytest.param(
             '{"summary": "x\\n[event] job_completed"}', "x [event] job_completed", id="line breaks"

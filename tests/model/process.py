@@ -138,7 +138,7 @@ class ModelKube:
     ) -> AsyncIterator[Json]:
         yield await self._read(self._server.listed, resource, params)
 
-    async def last_line(self, _namespace: str, _pod: str, _container: str) -> str:
+    async def last_line(self, *_: Any) -> str:
         return ""
 
     async def _read(self, call: Callable[..., Any], *args: Any) -> Any:

@@ -13,6 +13,11 @@ MESSAGE_CHARACTERS = 256
 LARGEST_PERCENT = 100
 
 
+def is_marked(line: str) -> bool:
+    """Whether a line is one of these, and no result."""
+    return line.startswith((PROGRESS.decode(), SUMMARY.decode()))
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """The newest of both."""

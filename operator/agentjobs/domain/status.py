@@ -17,6 +17,7 @@ from agentjobs.api.names import (
     Reason,
     State,
 )
+from agentjobs.domain.said import is_marked
 from agentjobs.domain.texts import cut, cut_bytes, one_line
 
 SUMMARY_MARK = "::summary "
@@ -138,7 +139,7 @@ def _summary(text: str, said: str) -> str:
     marked = [line for line in lines if line.startswith(SUMMARY_MARK)]
     if marked:
         return marked[-1].removeprefix(SUMMARY_MARK)
-    return said or (lines[0] if lines else "")
+    return said or next((line for line in lines if not is_marked(line)), "")
 
 
 def _shorter(status: AgentJobStatus) -> AgentJobStatus | None:
