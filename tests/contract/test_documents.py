@@ -188,6 +188,7 @@ def leads_from(operation: Operation, expression: str) -> bool:
         pytest.param({"tool": "a", "arguments": {}}, True, id="a tool with arguments"),
         pytest.param({"tool": "a", "template": None}, True, id="a tool, and null"),
         pytest.param({"template": {}, "tool": None, "arguments": None}, True, id="null, and one"),
+        pytest.param({"tool": "a", "deadline_seconds": 900.0}, True, id="a whole number, as 900.0"),
         pytest.param({"tool": "a", "template": {}}, False, id="both"),
         pytest.param({}, False, id="none"),
         pytest.param({"tool": None}, False, id="null"),

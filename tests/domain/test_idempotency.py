@@ -70,6 +70,11 @@ def with_tool(members: str) -> str:
             id="R-KEY 1.0 and 1",
         ),
         pytest.param(
+            with_tool('"deadline_seconds": 900.0'),
+            with_tool('"deadline_seconds": 900'),
+            id="R-KEY 900.0 seconds and 900",
+        ),
+        pytest.param(
             with_tool('"arguments": {"deep": [{"n": 1e2}]}'),
             with_tool('"arguments": {"deep": [{"n": 100}]}'),
             id="R-KEY 1e2 and 100, deep inside",

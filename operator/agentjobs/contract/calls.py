@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from agentjobs.api.names import (
     CAUSE_MESSAGE_CHARACTERS,
@@ -23,7 +23,14 @@ LABEL: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 """A DNS label (RFC 1123): name of a namespace, a tool, a job."""
 JOB_ID: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
-Seconds = Annotated[int, Field(ge=1, le=MAX_DURATION_SECONDS, strict=True)]
+
+def _whole(value: Any) -> Any:
+    """900.0 is 900, as JSON Schema has it; a text and true are no numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Seconds = Annotated[int, Field(ge=1, le=MAX_DURATION_SECONDS, strict=True), BeforeValidator(_whole)]
+Percent = Annotated[int, Field(ge=0, le=100, strict=True), BeforeValidator(_whole)]
 Label = Annotated[str, Field(pattern=LABEL)]
 JobId = Annotated[
     str,
@@ -255,7 +262,7 @@ class Answer(Asked):
 class ProgressReport(Asked):
     """How far a tool is."""
 
-    percent: Annotated[int, Field(ge=0, le=100, strict=True)] | None = None
+    percent: Percent | None = None
     message: Annotated[str, Field(max_length=64 * 1024)] | None = None
     """For people; cut to one line of 256 characters."""
 
