@@ -104,7 +104,8 @@ class FaultyProxy:
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _serve(self) -> None:

@@ -109,6 +109,10 @@ class OperatorProcess:
         """SIGTERM; return the exit code."""
         return self._signal_to_end(signal.SIGTERM)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal and wait for nothing."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL."""
         self._signal_to_end(signal.SIGKILL)

@@ -8,7 +8,7 @@ from tests.chart import SERVES_DEFAULTS, Document, render
 from tests.cluster import FAST_LIMITS, ControlPlane
 from tests.cluster.binaries import binary
 from tests.controlplane.callers import Server
-from tests.controlplane.installed import install
+from tests.controlplane.installed import USER, USER_TOKEN, install
 from tests.controlplane.playing import played, shared, stage  # noqa: F401 - fixtures
 
 
@@ -23,8 +23,12 @@ def control_plane(
     tmp_path_factory: pytest.TempPathFactory, chart: list[Document]
 ) -> Iterator[ControlPlane]:
     """A real API server with CRDs, roles and admission policies; the policies are in force."""
+    directory = tmp_path_factory.mktemp("control-plane")
+    tokens = directory / "tokens.csv"
+    tokens.write_text(f"{USER_TOKEN},{USER},1\n", encoding="utf-8")
     with ControlPlane(
-        tmp_path_factory.mktemp("control-plane"),
+        directory,
+        apiserver_args=(f"--token-auth-file={tokens}",),
         controller_manager_args=FAST_LIMITS.controller_manager,
     ) as plane:
         install(plane, chart)

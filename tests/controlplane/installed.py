@@ -15,6 +15,10 @@ NOT_INSTALLED = {"Deployment", "Service"}
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:agentjobs-operator"
 GATEWAY = f"system:serviceaccount:{NAMESPACE}:agentjobs-gateway"
 
+USER = "alice@example.com"
+USER_TOKEN = "the-token-that-alice-uses-with-kubectl"  # noqa: S105 - of this control plane alone
+"""Somebody whom the API server knows by a token of its own audience."""
+
 ENFORCED_WITHIN = 60.0
 POLL = 0.2
 PROBE = "policy-probe"
