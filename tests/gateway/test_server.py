@@ -1,13 +1,22 @@
-"""Room for so many requests at once."""
+"""Room for so many requests at once, and what becomes of them when their callers hang up."""
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
+from aiohttp import web
 
+from agentjobs.contract import operations
 from agentjobs.contract.problems import ProblemType
+from agentjobs.gateway.connections import Listener
 from agentjobs.gateway.problems import ProblemError
-from agentjobs.gateway.server import Room
+from agentjobs.gateway.reviews import Caller, Reviews
+from agentjobs.gateway.server import Call, Room, Server
+from agentjobs.metrics import GatewayMetrics
+from tests.cluster.controlplane import free_ports
+from tests.until import until
 
 
 def test_who_finds_no_room_is_told_when_to_come_again() -> None:
@@ -55,3 +64,87 @@ def test_nothing_is_kept_of_those_who_were_there_or_refused() -> None:
 def refusals() -> int:
     gc.collect()
     return sum(isinstance(each, ProblemError) for each in gc.get_objects())
+
+
+# --- who hangs up
+
+
+class AnyCaller:
+    """Reviews that know one caller."""
+
+    async def authenticate(self, header: str, *, secure: bool) -> Caller:
+        assert header == "Bearer t"
+        assert not secure
+        return Caller("caller")
+
+
+class Site:
+    """A server whose only handler goes on when it is let."""
+
+    def __init__(self) -> None:
+        (self.port,) = free_ports(1)
+        self.go_on = asyncio.Event()
+        self.at_work = 0
+        self.ended: list[str] = []
+        reviews = cast("Reviews", AnyCaller())
+        self.server = Server(reviews, GatewayMetrics(), not_ready=lambda: "")
+        self.server.serve(operations.STATUS, self._handle)
+        self.listener = Listener(self.server.app, 5)
+
+    async def _handle(self, _: Call) -> web.Response:
+        self.at_work += 1
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.ended.append("broken off")
+            raise
+        self.ended.append("done")
+        return web.Response(text="ok")
+
+    async def ask(self, query: str = "") -> asyncio.StreamWriter:
+        """Send a request, and wait until it is worked on."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"GET /v1/jobs/a.b{query} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer t\r\n\r\n"
+        writer.write(head.encode())
+        before = self.at_work
+        await until(lambda: self.at_work > before)
+        return writer
+
+    async def until_hung_up(self) -> None:
+        runner = self.listener._runner.server
+        assert runner
+        await until(lambda: not runner.connections)
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    this = Site()
+    await this.listener.start("127.0.0.1", (this.port,), None)
+    yield this
+    this.go_on.set()
+    await this.listener.stop()
+
+
+async def test_what_was_begun_goes_on_and_keeps_its_place_when_its_caller_hangs_up(
+    site: Site,
+) -> None:
+    writer = await site.ask()
+    writer.close()
+    await site.until_hung_up()
+    assert site.server._busy._taken == {"": 1}
+    assert site.server._busy_each._taken == {"caller": 1}
+    assert not site.ended
+    site.go_on.set()
+    await until(lambda: site.ended == ["done"])
+    await until(lambda: not site.server._busy._taken)
+
+
+async def test_who_waits_for_a_change_waits_no_longer_when_they_hang_up(site: Site) -> None:
+    writer = await site.ask("?wait=60")
+    assert site.server._waiting._taken == {"": 1}
+    assert site.server._waiting_each._taken == {"caller": 1}
+    assert not site.server._busy._taken, "whoever waits is in nobody's way"
+    writer.close()
+    await until(lambda: site.ended == ["broken off"])
+    await until(lambda: not site.server._waiting._taken)
+    assert not site.server._waiting_each._taken
