@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentjobs.workqueue import LARGEST_BACKOFF, WorkQueue
+from agentjobs.workqueue import LARGEST_BACKOFF, WorkQueue, set_within
 
 Handle = Callable[[str], Awaitable[float | None]]
 LONG = 3600.0
@@ -190,3 +190,20 @@ async def test_a_key_that_is_forgotten_is_not_woken_by_its_old_time() -> None:
         queue.add_later("b", 0.03)
         await gate.until_begun(1)
     assert gate.begun == ["b"]
+
+
+async def test_a_wait_that_is_cancelled_as_its_event_comes_is_cancelled() -> None:
+    """A leader that had lost its Lease went on for ever: one of its tasks took no cancellation."""
+    event = asyncio.Event()
+
+    async def wait_for_ever() -> None:
+        while True:
+            await set_within(event, 60)
+            event.clear()
+
+    task = asyncio.create_task(wait_for_ever())
+    await asyncio.sleep(0)
+    event.set()
+    task.cancel()
+    await asyncio.wait({task}, timeout=1)
+    assert task.cancelled()

@@ -24,7 +24,7 @@ from agentjobs.settings import Settings
 from agentjobs.signing import Signer
 from agentjobs.store import OutputStore
 from agentjobs.streams import Source, Streams
-from agentjobs.workqueue import WorkQueue
+from agentjobs.workqueue import WorkQueue, set_within
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
@@ -95,6 +95,8 @@ class Operator:
             log.error("the operator cannot go on and starts again: %s", error.exceptions[0])
             code = 1
         finally:
+            # kopf's watches do not let themselves be closed, and asyncio tells so with tracebacks.
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
             await dispatcher.close()
             if streams:
                 await streams.close()
@@ -184,8 +186,7 @@ class Operator:
     async def _relist_when_due(self, relist: Relist, lost_place: asyncio.Event) -> None:
         """List now and then, and soon after a watch had to begin anew."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lost_place.wait(), self._settings.relist_seconds)
+            await set_within(lost_place, self._settings.relist_seconds)
             # Watches mostly lose their place together.
             await asyncio.sleep(RETRY_SECONDS)
             lost_place.clear()

@@ -1,6 +1,7 @@
 """A queue of keys: one pass at a time for each, coalesced, delayed, with back-off on failure."""
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections import deque
@@ -10,6 +11,17 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 FIRST_BACKOFF = 0.1
 LARGEST_BACKOFF = 15.0
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until an event is set, at most so long; None: as long as it takes.
+
+    Not by `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes together
+    with the event: a task group then waits for ever.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class WorkQueue(Generic[K]):
@@ -113,7 +125,4 @@ class WorkQueue(Generic[K]):
                     del self._due[key]
                     self.add(key)
             pause = max(self._heap[0][0] - loop.time(), 0) if self._heap else None
-            try:
-                await asyncio.wait_for(self._wake.wait(), pause)
-            except TimeoutError:
-                continue
+            await set_within(self._wake, pause)

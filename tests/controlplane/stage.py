@@ -312,15 +312,17 @@ class Stage:
     def _credentials(self, user: str, group: str, through: FaultyProxy | None) -> Path:
         with self._lock:
             kubeconfig = self.plane.kubeconfig_for(user, [group])
-        return self._rewired(kubeconfig, through.url) if through else kubeconfig
+        return rewired(kubeconfig, through.url) if through else kubeconfig
 
-    def _rewired(self, kubeconfig: Path, url: str) -> Path:
-        config = json.loads(kubeconfig.read_text(encoding="utf-8"))
-        config["clusters"][0]["cluster"] = {"server": url}
-        config["users"][0]["user"] = {}
-        file = kubeconfig.with_suffix(".proxied")
-        file.write_text(json.dumps(config), encoding="utf-8")
-        return file
+
+def rewired(kubeconfig: Path, url: str) -> Path:
+    """A kubeconfig that leads to a proxy, which has the credentials."""
+    config = json.loads(kubeconfig.read_text(encoding="utf-8"))
+    config["clusters"][0]["cluster"] = {"server": url}
+    config["users"][0]["user"] = {}
+    file = kubeconfig.with_suffix(".proxied")
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return file
 
 
 @dataclass(frozen=True)
