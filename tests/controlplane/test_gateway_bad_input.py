@@ -42,7 +42,11 @@ pytestmark = pytest.mark.controlplane
 
 MARK = "xyzzy"
 """In everything that is sent: it must be in no log."""
-TOOL = "open"
+TOOL, STRICT = "open", "strict"
+LETTERS = {
+    "type": "object",
+    "additionalProperties": {"type": "array", "items": {"type": "string"}},
+}
 LARGEST = server.MAX_BODY_BYTES
 SLACK = 4.0
 """Seconds that a loaded machine may add."""
@@ -96,8 +100,9 @@ def site(stage: Stage, control_plane: ControlPlane) -> Iterator[Site]:
     for namespace in ("bad-input-alice", "bad-input-bob"):
         tenant = Tenant.new(stage, namespace)
         tenant.usable_tool(TOOL, inputSchema={"type": "object"})
-        people.append(tenant.account("agent", CALLS, use(TOOL)))
-        until_offered(people[-1].agent, TOOL, gateway)
+        tenant.usable_tool(STRICT, inputSchema=LETTERS)
+        people.append(tenant.account("agent", CALLS, use(TOOL, STRICT)))
+        until_offered(people[-1].agent, STRICT, gateway)
     alice, bob = people
     jobs = [id_in(each.agent.start(gateway, f"{MARK}-first", TOOL)) for each in people]
     key_file = control_plane.directory / "pki/service-account.key"
@@ -192,13 +197,14 @@ BROKEN: dict[str, Callable[[Site], bytes]] = {
 }
 
 
+@pytest.mark.parametrize("follows", [b"", SECOND], ids=["", "with a request behind it"])
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN.keys())
 def test_what_is_no_http_is_refused_and_its_connection_closed(
-    site: Site, sent: Callable[[Site], bytes]
+    site: Site, sent: Callable[[Site], bytes], follows: bytes
 ) -> None:
     with site.wire() as wire:
         # What follows it is not looked at: a proxy may have thought that it is a body.
-        reply = wire.send(sent(site) + SECOND).until_closed().reply
+        reply = wire.send(sent(site) + follows).until_closed().reply
     assert (reply.code, reply.problem) == (400, "invalid-request")
 
 
@@ -288,6 +294,20 @@ def test_a_body_that_turns_out_huge_is_refused_at_once_and_costs_no_memory(site:
         for wire in wires:
             wire.until_closed()
     assert memory(site.gateway) - before < 16 * 1024
+
+
+def test_a_body_that_is_a_byte_too_large_is_refused_and_its_connection_closed(site: Site) -> None:
+    begin = site.post("Content-Type: application/json", "Transfer-Encoding: chunked")
+    size = LARGEST + 1
+    with site.wire() as wire:
+        wire.send(begin + b"%x\r\n" % size + b" " * size + b"\r\n0\r\n\r\n")
+        assert wire.until_closed().reply.code == 413
+
+
+def test_arguments_without_end_are_refused_before_they_are_looked_at(site: Site) -> None:
+    # Finding what is wrong with all of them would take seconds, in which nobody is served.
+    reply = site.alice.agent.start(site.gateway, "many", STRICT, arguments={MARK: [1] * 60_000})
+    assert (reply.code, reply.problem) == (422, "unrunnable")
 
 
 def arguments(text: str) -> bytes:

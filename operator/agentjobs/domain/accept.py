@@ -179,12 +179,7 @@ def _arguments(spec: AgentJobSpec, tool: AgentTool, policy: Policy) -> dict[str,
         schema = {"type": "object", "additionalProperties": False}
     check_depth(spec.arguments, "spec.arguments")
     arguments = args.fill_defaults(schema, spec.arguments or {})
-    size = len(args.encode(arguments).encode("utf-8", "surrogatepass"))
-    if size > policy.max_arguments:
-        raise InvalidSpecError(
-            f"spec.arguments: {size} bytes of JSON, at most {policy.max_arguments} are allowed; "
-            "pass large data by reference"
-        )
+    args.check_size(arguments, policy.max_arguments)
     faults = args.faults_of(schema, arguments)
     if faults:
         raise InvalidSpecError(args.describe(faults))

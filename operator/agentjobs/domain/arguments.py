@@ -73,6 +73,21 @@ def fill_defaults(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
     return filled
 
 
+def check_size(arguments: Mapping[str, Any], limit: int, path: str = "spec.arguments") -> None:
+    """Refuse what is too large to be passed by value. It costs little, and goes before the schema.
+
+    Each fault costs some 30 µs to find, and a quarter of a megabyte has room for 60,000 of them.
+
+    :raises InvalidSpecError: it has more bytes of JSON than that.
+    """
+    size = len(encode(arguments).encode("utf-8", "surrogatepass"))
+    if size > limit:
+        raise InvalidSpecError(
+            f"{path}: {size} bytes of JSON, at most {limit} are allowed; "
+            "pass large data by reference"
+        )
+
+
 def faults_of(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Fault]:
     """List every place where arguments break the schema, or hold a number that JSON cannot keep."""
     found = [

@@ -6,13 +6,15 @@ from agentjobs.api.base import format_time
 from agentjobs.api.inputrequest import InputKind, InputRequest
 from agentjobs.contract.calls import Answer, Fault, Question
 from agentjobs.contract.problems import ProblemType
-from agentjobs.domain.arguments import faults_of
+from agentjobs.domain.arguments import check_size, faults_of
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.gateway.jobs import Jobs
 from agentjobs.gateway.known import KnownInputs
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.gateway.reviews import Caller, Reviews, Right
 from agentjobs.kube import INPUTREQUESTS, ConflictError, Kube, KubeError, NotFoundError
+
+MAX_ANSWER_BYTES = 16 * 1024
 
 
 class Inputs:
@@ -114,6 +116,7 @@ def _check_answer(asked: InputRequest, answer: Answer) -> None:
             )
         return
     try:
+        check_size(answer.answer or {}, MAX_ANSWER_BYTES, "answer")
         faults = faults_of(asked.spec.schema_ or {}, answer.answer or {})
     except InvalidSpecError as error:
         raise ProblemError(ProblemType.UNRUNNABLE, str(error)) from error

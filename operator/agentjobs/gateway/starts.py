@@ -12,6 +12,7 @@ from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.contract.calls import Fault, StartRequest
 from agentjobs.contract.problems import ProblemType
+from agentjobs.domain.arguments import check_size
 from agentjobs.domain.errors import AgentJobError, InvalidSpecError
 from agentjobs.domain.idempotency import job_name, payload_of_request, payload_of_spec
 from agentjobs.domain.jobids import parse_job_id
@@ -94,6 +95,11 @@ class Starts:
 
         :raises ProblemError: refused; nothing was stored, and the key is as good as new.
         """
+        try:
+            # Before anything is waited for: what waits stands in memory, many times its size.
+            check_size(request.arguments or {}, self._policy.max_arguments)
+        except InvalidSpecError as error:
+            raise ProblemError(ProblemType.UNRUNNABLE, str(error)) from error
         await self._check_place(caller, namespace, request)
         name = Name(namespace, job_name(keys.name, namespace, caller.name, key))
         digest = payload_of_request(request).digest
