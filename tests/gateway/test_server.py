@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import cast
 
 import pytest
@@ -12,8 +13,8 @@ from agentjobs.contract import operations
 from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.connections import Listener
 from agentjobs.gateway.problems import ProblemError
-from agentjobs.gateway.reviews import Caller, Reviews
-from agentjobs.gateway.server import Call, Room, Server
+from agentjobs.gateway.reviews import Caller, Pod, Reviews
+from agentjobs.gateway.server import MAX_LARGE, MAX_LARGE_EACH, Call, Room, Server
 from agentjobs.metrics import GatewayMetrics
 from tests.cluster.controlplane import free_ports
 from tests.until import until
@@ -69,6 +70,9 @@ def refusals() -> int:
 # --- who hangs up
 
 
+PODS = count()
+
+
 class AnyCaller:
     """Reviews that know one caller."""
 
@@ -76,6 +80,10 @@ class AnyCaller:
         assert header == "Bearer t"
         assert not secure
         return Caller("caller")
+
+    async def authenticate_pod(self, header: str) -> Pod:
+        name = header.removeprefix("Bearer ")
+        return Pod(namespace=name, name="pod", uid=f"{name}-{next(PODS)}")
 
 
 class Site:
@@ -89,6 +97,7 @@ class Site:
         reviews = cast("Reviews", AnyCaller())
         self.server = Server(reviews, GatewayMetrics(), not_ready=lambda: "")
         self.server.serve(operations.STATUS, self._handle)
+        self.server.serve(operations.REPORT_RESULT, self._handle)
         self.listener = Listener(self.server.app, 5)
 
     async def _handle(self, _: Call) -> web.Response:
@@ -109,6 +118,22 @@ class Site:
         before = self.at_work
         await until(lambda: self.at_work > before)
         return writer
+
+    async def report(self, namespace: str) -> bytes:
+        """Hand in a result; return the first line of the answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        lines = (
+            "POST /v1/report/result HTTP/1.1",
+            "Host: h",
+            "Agentjobs-Job: a.b",
+            f"Authorization: Bearer {namespace}",
+            "Content-Length: 2",
+        )
+        writer.write("\r\n".join((*lines, "", "ok")).encode())
+        try:
+            return await reader.readline()
+        finally:
+            writer.close()
 
     async def until_hung_up(self) -> None:
         runner = self.listener._runner.server
@@ -148,3 +173,22 @@ async def test_who_waits_for_a_change_waits_no_longer_when_they_hang_up(site: Si
     await until(lambda: site.ended == ["broken off"])
     await until(lambda: not site.server._waiting._taken)
     assert not site.server._waiting_each._taken
+
+
+async def test_large_bodies_have_little_room_until_they_are_done_with(site: Site) -> None:
+    reports = [
+        asyncio.ensure_future(site.report(namespace))
+        for namespace in ("a", "b")
+        for _ in range(MAX_LARGE_EACH)
+    ]
+    # They have been read, but stand in memory for as long as they are worked on.
+    await until(lambda: site.at_work == len(reports) == MAX_LARGE)
+    assert b"503" in await site.report("c")
+    site.go_on.set()
+    assert {line[9:12] for line in await asyncio.gather(*reports)} == {b"200"}
+    site.go_on.clear()
+    reports = [asyncio.ensure_future(site.report("a")) for _ in range(MAX_LARGE_EACH)]
+    await until(lambda: site.at_work == MAX_LARGE + MAX_LARGE_EACH)
+    assert b"503" in await site.report("a"), "one namespace must leave room for others"
+    site.go_on.set()
+    await asyncio.gather(*reports)

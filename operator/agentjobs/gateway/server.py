@@ -34,6 +34,8 @@ MAX_BUSY_EACH = 384
 """Of one caller: slow bodies of one must leave room for the others."""
 MAX_LARGE = 16
 """Bodies of megabytes at once: they stand in memory."""
+MAX_LARGE_EACH = 8
+"""From pods of one namespace at once."""
 MAX_WAITING = 5000
 """Long polls at once."""
 MAX_WAITING_EACH = 2000
@@ -91,6 +93,7 @@ class Room:
 
 
 TOO_BUSY = "too many requests are under way"
+TOO_MANY_LARGE = "too many large bodies are under way"
 TOO_MANY_WAIT = "too many requests wait; ask without wait"
 WAIT_RETRY_SECONDS = 5
 
@@ -112,7 +115,8 @@ class Server:
         self._busy_each = Room(MAX_BUSY_EACH, TOO_BUSY)
         self._waiting = Room(MAX_WAITING, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
         self._waiting_each = Room(MAX_WAITING_EACH, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
-        self._large = Room(MAX_LARGE, "too many large bodies are under way")
+        self._large = Room(MAX_LARGE, TOO_MANY_LARGE)
+        self._large_each = Room(MAX_LARGE_EACH, TOO_MANY_LARGE)
         self.ending = False
         """Set when nobody should stay connected any more."""
         self.app = web.Application(
@@ -161,12 +165,20 @@ class Server:
             if len(header) > 1:
                 raise _invalid("header Authorization is given more than once")
             caller, pod = await self._who(operation, header[0], secure=request.secure)
-            with self._busy_each.place(caller.name):
+            with self._busy_each.place(caller.name), self._room_for_body(operation, pod):
                 values = _values(operation, request)
-                with self._large.place() if operation.raw_limit else contextlib.nullcontext():
-                    body = await _content(operation, request)
+                body = await _content(operation, request)
                 call = Call(caller, values, body, pod)
                 return call, None if values.get("wait") else await handler(call)
+
+    @contextlib.contextmanager
+    def _room_for_body(self, operation: Operation, pod: Pod | None) -> Iterator[None]:
+        """Room for a large body from its beginning until what is done with it is over."""
+        if operation.raw_limit is None:
+            yield
+            return
+        with self._large.place(), self._large_each.place(pod.namespace if pod else ""):
+            yield
 
     async def _who(
         self, operation: Operation, header: str, *, secure: bool
