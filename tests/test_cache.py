@@ -324,11 +324,35 @@ def test_r_slots_a_claim_counts_while_it_is_being_written() -> None:
     cache.put_tool(limited(1))
     cache.put_agentjob(user("a", 1, at=1))
     cache.put_agentjob(user("b", 2, at=2, **IN_LINE))
-    with cache.claiming(Key(NS, "a")):
-        assert slots(cache, "b") == (1, 0)
-        assert cache.next_in_line(TOOL) == []
-        assert slots(cache, "a") == (0, 0), "its own claim does not stand in its way"
+    cache.reserve(Key(NS, "a"))
+    assert slots(cache, "b") == (1, 0)
+    assert cache.next_in_line(TOOL) == []
+    assert slots(cache, "a") == (0, 0), "its own claim does not stand in its way"
+    cache.release(Key(NS, "a"))
     assert slots(cache, "b") == (0, 1)
+
+
+def test_r_slots_a_claim_that_may_be_written_keeps_its_slot_until_it_is_seen() -> None:
+    cache = Cache()
+    cache.put_tool(limited(1))
+    cache.put_agentjob(user("late", 1, at=9, **IN_LINE))
+    cache.reserve(Key(NS, "late"))
+    cache.put_agentjob(user("early", 2, at=1, **IN_LINE))
+    assert slots(cache, "early") == (1, 0)
+    assert slots(cache, "late") == (0, 0), "who came into line since waits behind it"
+    cache.put_agentjob(user("late", 3, at=9, **IN_LINE))
+    assert slots(cache, "early") == (0, 0), "a newer version tells that it was not written"
+    assert slots(cache, "late") == (0, 1)
+
+
+def test_r_slots_an_agentjob_that_is_gone_keeps_none() -> None:
+    cache = Cache()
+    cache.put_tool(limited(1))
+    cache.put_agentjob(user("a", 1))
+    cache.put_agentjob(user("b", 2, **IN_LINE))
+    cache.reserve(Key(NS, "a"))
+    cache.drop_agentjob(Key(NS, "a"), "u-a")
+    assert slots(cache, "b") == (0, 0)
 
 
 def test_r_slots_nothing_is_counted_for_a_tool_without_a_limit() -> None:

@@ -4,7 +4,6 @@ An AgentJob is kept as JSON bytes, of a finished one without what was to be run:
 finished records are then a few tens of megabytes.
 """
 
-import contextlib
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -122,6 +121,8 @@ class Cache:
         if record.tool and not finished:
             self._users.setdefault(record.tool, set()).add(key)
         self._keys[meta["uid"]] = key
+        # A claim on its way was written with this version, or is refused because of it.
+        self.release(key)
         return key
 
     def drop_agentjob(self, key: Key, uid: str) -> None:
@@ -129,6 +130,7 @@ class Cache:
         record = self.records.get(key)
         if record and record.uid == uid:
             self._leave(key)
+            self.release(key)
             del self.records[key]
         self._keys.pop(uid, None)
 
@@ -160,14 +162,13 @@ class Cache:
 
     # --- slots of tools
 
-    @contextlib.contextmanager
-    def claiming(self, key: Key) -> Iterator[None]:
-        """Count an AgentJob as one that has claimed an attempt, while that is being written."""
+    def reserve(self, key: Key) -> None:
+        """Count an AgentJob as one that has claimed an attempt, from before that is written."""
         self._claiming.add(key)
-        try:
-            yield
-        finally:
-            self._claiming.discard(key)
+
+    def release(self, key: Key) -> None:
+        """Count an AgentJob as what it is known to be: its claim was refused, or it was seen."""
+        self._claiming.discard(key)
 
     def slots(self, key: Key) -> SlotsSeen:
         """Who else uses the tool of an AgentJob."""
@@ -180,7 +181,8 @@ class Cache:
             self.records[other].in_line and self.records[other].came < record.came
             for other in others - taken
         )
-        return SlotsSeen(taken=len(taken), ahead=ahead)
+        # Whose claim may be written has its slot already, whoever has come into line since.
+        return SlotsSeen(taken=len(taken), ahead=0 if key in self._claiming else ahead)
 
     def next_in_line(self, tool: Key | None) -> list[Key]:
         """AgentJobs that a free slot of a tool is for."""

@@ -1,6 +1,5 @@
 """One pass over one AgentJob: gather, decide, write the status once, then do the rest (R-LEVEL)."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -174,8 +173,9 @@ class Passes:
             seen = replace(seen, slots=self._cache.slots(key))
             plan = decide(seen)
         if plan.status:
-            with self._cache.claiming(key) if plan.status.attempts else contextlib.nullcontext():
-                await self._write_status(key, record, job, plan.status)
+            if plan.status.attempts and not record.claimed:
+                self._cache.reserve(key)
+            await self._write_status(key, record, job, plan.status)
             self._settle(seen)
         for note in plan.notes:
             self._notices.post(job, note)
@@ -286,9 +286,17 @@ class Passes:
         patch = merge_patch(old, status.to_json())
         if not patch:
             return
-        self._fence()
         body = {"metadata": {"resourceVersion": job.metadata.resource_version}, "status": patch}
-        answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, body, "status")
+        try:
+            self._fence()
+            answer = await self._kube.patch(AGENTJOBS, key.namespace, key.name, body, "status")
+        except UnavailableError:
+            # It may be written all the same, now or later: a claim keeps its slot until its
+            # AgentJob is seen again.
+            raise
+        except AgentJobError:
+            self._cache.release(key)
+            raise
         self._metrics.writes.labels("status").inc()
         self._cache.put_agentjob(answer)
         self._written_at[job.metadata.uid] = utc_now()
