@@ -8,7 +8,7 @@ from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import API_VERSION, FINALIZER
 from agentjobs.domain.children import JobView
 from agentjobs.domain.observed import Observed
-from agentjobs.domain.pods import PodView
+from agentjobs.domain.pods import TRACKING, PodView
 
 Json = dict[str, Any]
 
@@ -173,6 +173,7 @@ def a_pod(  # noqa: PLR0913 - a keyword for everything that a pod can show
     grace: int = 30,
     active_deadline: int | None = 615,
     annotations: Json | None = None,
+    tracked: bool = False,
     gone: bool = False,
     name: str = POD_NAME,
     uid: str = POD_UID,
@@ -184,6 +185,7 @@ def a_pod(  # noqa: PLR0913 - a keyword for everything that a pod can show
     :param state: of the tool's container; None: the kubelet has not said anything about it.
     :param others: states of further containers by name; `init` of init containers.
     :param deleted_at: when its deletion was asked for.
+    :param tracked: the Job controller has yet to count it.
     :param status: further fields of its status, such as phase and reason.
     """
     others, init = others or {}, init or {}
@@ -192,6 +194,7 @@ def a_pod(  # noqa: PLR0913 - a keyword for everything that a pod can show
         "uid": uid,
         "creationTimestamp": stamp(2),
         "annotations": annotations or {},
+        "finalizers": [TRACKING] if tracked else [],
         "ownerReferences": [{"kind": "Job", "name": JOB_NAME, "uid": JOB_UID, "controller": True}],
     }
     if deleted_at is not None:

@@ -12,11 +12,11 @@ from agentjobs.api.names import STATUS_BUDGET_BYTES, TERMINAL_STATES, CauseCode
 from agentjobs.domain.job import job_name
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.observed import Observed, ReadLastLine, ReadPods, ReadRefusals
-from agentjobs.domain.plan import DeleteAgentJob, Plan, RemoveFinalizer
+from agentjobs.domain.plan import DeleteAgentJob, DeleteJob, Plan, RemoveFinalizer
 from agentjobs.domain.reconcile import decide
-from agentjobs.domain.status import size_of
+from agentjobs.domain.status import current_attempt, size_of
 from agentjobs.domain.texts import cut, cut_bytes, one_line
-from tests.builders import a_tool, an_agentjob, observed
+from tests.builders import UID, a_tool, an_agentjob, observed
 from tests.domain.worlds import Chance
 
 bounded = settings(max_examples=40, derandomize=True, database=None, deadline=None)
@@ -83,6 +83,7 @@ def test_every_world_is_decided_by_the_rules(number: int) -> None:
     r_level_the_status_stays_within_its_budget(seen, plan)
     r_level_a_decision_made_again_changes_nothing(seen, plan)
     r_state_final_the_end_is_written_once(seen, plan)
+    r_attempt_nothing_is_over_that_its_queue_may_resume(seen, plan)
 
 
 def r_dead_nothing_is_terminal_while_a_pod_may_run(seen: Observed, plan: Plan) -> None:
@@ -130,7 +131,19 @@ def r_state_final_the_end_is_written_once(seen: Observed, plan: Plan) -> None:
     job = stored(seen.job, plan)
     _, after = settled(replace(seen, job=job))
     assert after.status is None
-    assert all(isinstance(a, RemoveFinalizer | DeleteAgentJob) for a in after.actions)
+    assert all(isinstance(a, RemoveFinalizer | DeleteAgentJob | DeleteJob) for a in after.actions)
+
+
+def r_attempt_nothing_is_over_that_its_queue_may_resume(seen: Observed, plan: Plan) -> None:
+    attempt = current_attempt(plan.status) if plan.status else None
+    child = seen.child
+    if child is None or attempt is None or attempt.cause is None or child.placeholder:
+        return
+    if child.owner_uid != UID or not (child.queued and child.single):
+        return
+    counts = bool(seen.pods) and all(pod.final and pod.tracked for pod in seen.pods)
+    counted = child.over or child.succeeded or child.failed
+    assert counted or counts or child.retired or child.deleting
 
 
 @bounded

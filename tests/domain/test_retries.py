@@ -1,17 +1,19 @@
 """Whether another attempt follows: decided from the cause, never two at once (R-ATTEMPT)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentjobs.api.names import CauseCode, State, WaitingCode
-from agentjobs.domain.observed import Observed
-from agentjobs.domain.plan import CreateJob, Plan
+from agentjobs.domain.observed import DependencySeen, Observed
+from agentjobs.domain.plan import CreateJob, DeleteJob, Plan
 from agentjobs.domain.reconcile import decide
 from tests.builders import (
     JOB_NAME,
     JOB_UID,
     NAME,
+    POD_NAME,
     Json,
     a_child,
     a_pod,
@@ -127,6 +129,42 @@ def test_r_attempt_never_more_than_max_attempts(
     retry = {"maxAttempts": maximum, "causes": ALL}
     job = retried(number=number, begun=begun, spec={"retry": retry})
     assert follows(decide(failed(job, a_pod(ended(3)), number=number))) is again
+
+
+@pytest.mark.parametrize("ran", [None, True], ids=["never began", "may have begun"])
+def test_r_attempt_what_may_have_begun_counts_though_nobody_saw_it_begin(ran: bool | None) -> None:
+    job = retried(number=2, begun=0, spec={"retry": {"maxAttempts": 2, "causes": ALL}})
+    status = job.status.to_json()
+    status["attempts"][0] |= {} if ran is None else {"ran": ran}
+    job = an_agentjob(status=status, template=a_template())
+    assert follows(decide(failed(job, a_pod(ended(3)), number=2))) is not ran
+
+
+def test_r_cause_an_earlier_attempt_that_may_have_begun_has_run() -> None:
+    status = resting().status.to_json()
+    status["attempts"][0] |= {"ran": True, "startedAt": None, "cause": "node_lost"}
+    status |= {"startedAt": None}
+    job = an_agentjob(status=status, template=a_template(), stop={"reason": "enough"})
+    over = decide(observed(job, now=35, **old_child())).status
+    assert over is not None
+    assert over.cause is not None
+    assert (over.state, over.cause.ran) == (State.CANCELLED, True)
+
+
+@pytest.mark.parametrize(
+    ("pod", "ran"),
+    [
+        pytest.param(a_pod(ended(3)), True, id="it began"),
+        pytest.param(
+            a_pod(None, phase="Failed", conditions=PREEMPTED, node=""), False, id="it did not"
+        ),
+    ],
+)
+def test_r_attempt_the_record_says_whether_the_tool_began(pod: Any, *, ran: bool) -> None:
+    plan = decide(failed(retried(), pod))
+    assert plan.status is not None
+    assert plan.status.attempts
+    assert plan.status.attempts[0].ran is ran
 
 
 @pytest.mark.parametrize(
@@ -249,6 +287,38 @@ def test_r_tool_a_changed_tool_is_not_run_by_a_later_attempt() -> None:
     assert plan.status.cause is not None
     assert plan.status.cause.code is CauseCode.INVALID_SPEC
     assert "generation 4" in plan.status.cause.message
+
+
+def test_r_depends_is_not_asked_again_before_a_later_attempt() -> None:
+    """What it waited for has ended, and may be gone by now."""
+    job = resting(dependsOn=[{"name": "first"}])
+    plan = decide(observed(job, now=60, dependencies=(DependencySeen("first"),), **old_child()))
+    assert [type(action) for action in plan.actions] == [CreateJob]
+
+
+def test_r_cause_the_pod_of_an_earlier_attempt_proves_nothing_of_the_next() -> None:
+    status = {**resting(cause="preempted").status.to_json(), "podName": POD_NAME}
+    job = an_agentjob(status=status, template=a_template())
+    plan = decide(observed(job, now=60, **old_child()))
+    assert plan.status is not None
+    assert len(plan.status.attempts or ()) == 2
+    assert plan.status.pod_name is None
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["goes on", "stopped"])
+def test_r_attempt_a_job_that_its_queue_would_resume_goes_before_the_next(*, asked: bool) -> None:
+    spec = {"stop": {"reason": "enough"}} if asked else {}
+    job = resting(cause="preempted", queueName="gpus", **spec)
+    child = a_child(queued=True, suspended=True, retired=True)
+    plan = decide(observed(job, now=60, child=child))
+    if asked:
+        assert plan.status is not None
+        assert plan.status.state is State.CANCELLED, "a deletion that fails does not hold that up"
+        return
+    assert plan.actions == (DeleteJob(JOB_NAME, JOB_UID),)
+    assert plan.status is None
+    gone = decide(observed(job, now=60, child=replace(child, deleting=True)))
+    assert [type(action) for action in gone.actions] == [CreateJob]
 
 
 def test_the_start_of_an_earlier_attempt_says_nothing_of_this_one() -> None:

@@ -153,6 +153,7 @@ class Chance:
             others=(self.container("helper"),) if self.yes(0.3) else (),
             init=(self.container("setup"),) if self.yes(0.3) else (),
             active_deadline=self.one([None, 1, 615]),
+            tracked=self.yes(),
             gone=self.yes(0.3),
         )
 
@@ -168,6 +169,7 @@ class Chance:
             queued=self.yes(0.3),
             suspended=self.yes(),
             halted=self.yes(),
+            retired=self.yes(0.2),
             single=self.yes(),
             completions=self.one([None, 0, 1, 24]),
             active=self.one([0, 1, 2]),

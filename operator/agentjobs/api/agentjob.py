@@ -288,6 +288,8 @@ class Attempt(Model):
     """When its tool container ended."""
     cause: CauseCode | None = None
     """Why it ended, unless it succeeded."""
+    ran: bool | None = None
+    """Whether its tool began, or nobody can say that it did not. Absent until it is over."""
 
 
 class PodCounts(Model):

@@ -43,11 +43,21 @@ TOGETHER = timedelta(seconds=3)
 def after_end(seen: Observed) -> Plan:
     """Nothing of the job runs any more: settle deliveries, try those due, keep to the TTL."""
     child = seen.child
-    if child and _must_not_run(seen, child):
+    if child is None or child.owner_uid != seen.job.metadata.uid:
+        return _settle(seen)
+    if _must_not_run(seen, child) and not child.queued:
         return Plan(actions=(SuspendJob(child.name, child.uid),))
-    if child and child.retired and child.queued and not child.deleting:
-        # Its queue would go on counting it.
-        return Plan(actions=(DeleteJob(child.name, child.uid),), requeue_at=seen.now)
+    if _must_not_run(seen, child) or child.waits_in_vain:
+        plan = _settle(seen)
+        later = seen.now + timedelta(seconds=seen.policy.refusal_recheck)
+        again = min(plan.requeue_at or later, later)
+        actions = (*plan.actions, DeleteJob(child.name, child.uid))
+        return replace(plan, actions=actions, requeue_at=again)
+    return _settle(seen)
+
+
+def _settle(seen: Observed) -> Plan:
+    """Go on with deliveries and time to live."""
     deliveries = seen.job.status.callback.deliveries if seen.job.status.callback else ()
     return _record(seen, deliveries) or _go_on(seen, deliveries)
 
@@ -82,7 +92,7 @@ def _go_on(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
 def _must_not_run(seen: Observed, child: JobView) -> bool:
     """Whether a Job came to be of an attempt that was over before it began (R-CLAIM)."""
     cause = seen.job.status.cause
-    if cause is None or cause.ran or child.owner_uid != seen.job.metadata.uid:
+    if cause is None or cause.ran:
         return False
     return not (child.suspended or child.over or child.deleting)
 

@@ -26,6 +26,7 @@ from agentjobs.domain.ending import (
     expire,
     is_over,
     lingering_until,
+    loses_its_place,
     pending_deadline,
     started,
 )
@@ -59,6 +60,7 @@ from agentjobs.domain.verdict import (
     may_have_begun,
     never_ran,
     preempted,
+    preempted_unseen,
     vanished,
 )
 from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
@@ -81,8 +83,11 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
     if over:
         return _over(seen, attempt, child)
     status = _mirrored(seen, child, due)
-    if due:
-        return mirror(seen, status, actions=end_pods(seen, child), requeue_at=seen.pods_lost_at)
+    retire = (_retire(child),) if loses_its_place(seen, child) else ()
+    if due or retire:
+        actions = (*retire, *(end_pods(seen, child) if due else ()))
+        wake = seen.pods_lost_at if due else deadline(seen)
+        return mirror(seen, status, actions=actions, requeue_at=wake)
     if _wants_reason(seen, child) and not seen.refusal_known:
         return Plan(need=ReadRefusals(child.uid))
     linger = lingering_until(seen, child)
@@ -103,12 +108,16 @@ def _over(seen: Observed, attempt: Attempt, child: JobView) -> Plan:
     """End an attempt of which nothing can run any more."""
     if can_be_resumed(seen, child):
         # Before the end is written: a crash in between must not leave a tool that begins again.
-        return Plan(actions=(RetireJob(child.name, child.uid, child.version),))
+        return Plan(actions=(_retire(child),))
     if child.retired and not seen.pods_listed:
         return Plan(need=ReadPods())
     ending = seen.job.status.ending or _unrecorded(seen, child)
     verdict = _judge(seen, child, ending)
     return try_again(seen, attempt, verdict) or end(seen, verdict, ending)
+
+
+def _retire(child: JobView) -> RetireJob:
+    return RetireJob(child.name, child.uid, child.version)
 
 
 def _counts_unseen_pods(seen: Observed, child: JobView) -> bool:
@@ -248,10 +257,12 @@ def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
     if ending and not _may_have_begun(seen) and not child.complete:
         return never_ran(ending)
     began = [pod for pod in seen.pods if may_have_begun(pod)] or list(seen.pods)
+    taken_back = ending is None and child.retired and not child.over
     if child.single and began:
         verdict = judge_pod(began[-1], ending, linger=linger, handed_in=_handed_in(seen))
-        taken_back = ending is None and child.queued and child.suspended
         return preempted(verdict, child) if taken_back else verdict
+    if taken_back:
+        return preempted_unseen(child)
     if ending and not child.over:
         return judge_pod(began[-1], ending, linger=linger) if began else ended_unseen(ending)
     return judge_job(child, seen.pods, ending, linger=linger)
@@ -267,26 +278,29 @@ def _may_have_begun(seen: Observed) -> bool:
     """Whether the tool began, or nobody can say that it did not."""
     if started(seen) or any(may_have_begun(pod) for pod in seen.pods):
         return True
+    # A pod on record that is not there came to its end while nobody watched.
+    on_record = bool(seen.job.status.pod_name)
     child = seen.child
     if child is None or child.owner_uid != seen.job.metadata.uid:
         # Who saw the Job from the beginning has seen its pods too.
-        return not seen.pods and not seen.child_seen
-    # A pod on record that is not there came to its end while nobody watched.
-    on_record = child.succeeded or child.failed or seen.job.status.pod_name
-    return not seen.pods and bool(on_record)
+        return not seen.pods and (on_record or not seen.child_seen)
+    return not seen.pods and bool(on_record or child.succeeded or child.failed)
 
 
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
     """The status of an attempt that is not over."""
     pod = _pod_to_show(seen.pods)
     begun = begun_at(seen)
+    # The name of a pod that is gone stays: it is the proof that its tool may have begun.
+    name = pod.name if pod else seen.job.status.pod_name
+    if child.queued and seen.pods and all(p.dead and not may_have_begun(p) for p in seen.pods):
+        name = None
     status = seen.job.status.model_copy(
         update={
             "deadline_at": deadline(seen),
             "ending": due,
             "job_name": child.name,
-            # The name of a pod that is gone stays: it is the proof that there was one.
-            "pod_name": pod.name if pod else seen.job.status.pod_name,
+            "pod_name": name,
             "pod_phase": pod.phase if pod else None,
             "pod_uids": tuple(p.uid for p in seen.pods if not p.dead)[:MAX_POD_UIDS] or None,
             "pods": counts(child, seen.pods),

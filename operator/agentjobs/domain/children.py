@@ -82,6 +82,12 @@ class JobView:
         )
 
     @property
+    def waits_in_vain(self) -> bool:
+        """Whether a queue counts it, though it is to run no more."""
+        held = self.retired or self.suspended
+        return self.queued and held and not (self.over or self.deleting)
+
+    @property
     def over(self) -> bool:
         """Whether the Job controller has declared it over, with none of its pods left running."""
         return self.complete or bool(self.failed_reason)

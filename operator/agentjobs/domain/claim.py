@@ -89,6 +89,8 @@ def claim(seen: Observed, accepted: Accepted, status: AgentJobStatus) -> Plan:
             "summary": None,
             "progress": None,
             "job_name": name,
+            "pod_name": None,
+            "pod_phase": None,
             "waiting": creating(name),
             "warnings": warnings[:8] or None,
         }

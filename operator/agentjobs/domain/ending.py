@@ -11,6 +11,7 @@ from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import Action, DeleteJob, ExpirePod, SuspendJob
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.texts import cut, one_line
+from agentjobs.domain.verdict import may_have_begun
 from agentjobs.domain.waiting import hopeless, waiting_for
 
 EXPIRED = 1
@@ -93,27 +94,48 @@ def is_over(seen: Observed, child: JobView) -> bool:
         return False
     if child.placeholder or child.over:
         return True
-    if child.retired and not child.halted:
+    if child.retired:
         # The Job controller may have made another pod before it took note.
-        return False
+        return child.halted
     # The Job goes on counting a pod that nobody can end any more: its node is lost.
     lost = sum(pod.lost for pod in seen.pods)
     idle = child.halted and child.active + child.terminating <= lost
     # What a queue may resume is not over before it is deleted.
     if seen.job.status.ending and idle and not child.queued:
         return True
-    return child.single and any(_has_decided(pod, child) for pod in seen.pods)
+    if not child.single:
+        return False
+    begun = started(seen) or seen.job.status.pod_name
+    if child.queued and begun and not seen.pods and not child.active + child.terminating:
+        # It ended while nobody watched, and the Job controller does not count it.
+        return True
+    return any(_has_decided(pod, child) for pod in seen.pods)
 
 
 def can_be_resumed(seen: Observed, child: JobView) -> bool:
-    """Whether a queue took back the place of a Job whose tool had begun, and may give it another.
+    """Whether a Job that is over for us would run its tool again, should its queue resume it.
 
-    The Job controller does not count a pod that it deleted because of a suspension, so a resumed
-    Job would run the tool a second time.
+    The Job controller does not count a pod that it deleted because of a suspension.
     """
-    if not child.queued or child.over or child.retired or seen.job.status.ending:
+    if not _is_held(child):
         return False
-    return child.suspended or any(pod.delete_by is not None for pod in seen.pods)
+    return not seen.pods or any(not (pod.final and pod.tracked) for pod in seen.pods)
+
+
+def loses_its_place(seen: Observed, child: JobView) -> bool:
+    """Whether a queue takes back the place of a Job whose tool has begun.
+
+    Once its pod has ended, a Job that was resumed meanwhile makes another one at once.
+    """
+    if not _is_held(child) or not started(seen):
+        return False
+    return child.suspended or any(pod.delete_by and not pod.tracked for pod in seen.pods)
+
+
+def _is_held(child: JobView) -> bool:
+    """Whether a queue decides if the Job makes another pod."""
+    counted = child.over or child.succeeded or child.failed
+    return child.queued and child.single and not (counted or child.retired or child.deleting)
 
 
 def _has_decided(pod: PodView, child: JobView) -> bool:
@@ -121,8 +143,9 @@ def _has_decided(pod: PodView, child: JobView) -> bool:
 
     A queue takes back the place of a Job whose tool has not begun, and gives it another later.
     """
-    taken_back = child.queued and pod.delete_by is not None
-    return pod.started or (pod.final and not taken_back)
+    if not child.queued:
+        return pod.started or pod.final
+    return may_have_begun(pod) or (pod.final and pod.delete_by is None)
 
 
 def lingering_until(seen: Observed, child: JobView) -> datetime | None:

@@ -44,7 +44,8 @@ def end(seen: Observed, verdict: Verdict, ending: Ending | None) -> Plan:
     text = _handed_in(seen, source, pod)
     finished_at = verdict.finished_at or seen.now
     cause = verdict.cause
-    if cause and not cause.ran and seen.job.status.started_at:
+    attempts = seen.job.status.attempts or ()
+    if cause and not cause.ran and any(st.has_begun(each) for each in attempts):
         cause = cause.model_copy(update={"ran": True})
     status = seen.job.status.model_copy(
         update={
@@ -84,6 +85,7 @@ def with_attempt_ended(seen: Observed, status: AgentJobStatus, verdict: Verdict)
         started_at=begun_at(seen),
         finished_at=verdict.finished_at,
         cause=verdict.cause.code if verdict.cause else None,
+        ran=verdict.cause.ran if verdict.cause else True,
     )
 
 

@@ -29,7 +29,9 @@ def suspended(seen: Observed, accepted: Accepted) -> Closed | None:
 
 
 def dependencies(seen: Observed, _accepted: Accepted) -> Closed | None:
-    """Hold the job until what it depends on has ended."""
+    """Hold the job until what it depends on has ended; that is not asked again."""
+    if seen.job.status.attempts:
+        return None
     wanted = {d.name: d.condition for d in seen.job.spec.depends_on or ()}
     for other in seen.dependencies:
         succeed = wanted.get(other.name) is DependencyCondition.SUCCEEDED

@@ -12,6 +12,7 @@ NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 STATUS_UNKNOWN = "ContainerStatusUnknown"
 """The kubelet's stand-in for an end that it did not see; its exit code is made up."""
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+TRACKING = "batch.kubernetes.io/job-tracking"
 START_FAILURES = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
 
 
@@ -140,6 +141,9 @@ class PodView:
     others: tuple[ContainerView, ...] = ()
     init: tuple[ContainerView, ...] = ()
     active_deadline: int | None = None
+    tracked: bool = False
+    """The Job controller has not counted it yet, and will when it is over. It lets a pod go
+    uncounted that it deletes because its Job was suspended."""
     gone: bool = False
     """It was deleted; this is what was last seen of it."""
     lost: bool = False
@@ -178,6 +182,7 @@ class PodView:
                 ContainerView.from_json(c) for c in status.get("initContainerStatuses") or ()
             ),
             active_deadline=spec.get("activeDeadlineSeconds"),
+            tracked=TRACKING in (meta.get("finalizers") or ()),
         )
 
     @property

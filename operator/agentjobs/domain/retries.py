@@ -59,9 +59,7 @@ def try_again(seen: Observed, attempt: Attempt, verdict: Verdict) -> Plan | None
 
 def between(seen: Observed, ended: Attempt) -> Plan:
     """Decide for a job whose last attempt has ended, and which another one may follow."""
-    if seen.child and seen.child.retired and not seen.child.deleting:
-        # Its queue would go on counting it.
-        return Plan(actions=(DeleteJob(seen.child.name, seen.child.uid),), requeue_at=seen.now)
+    left_over = seen.child if seen.child and seen.child.waits_in_vain else None
     if seen.job.spec.tool_ref and seen.tool is None and not seen.tool_known:
         return Plan(need=ReadTool())
     # What is left of the attempt that has ended says nothing about the next.
@@ -69,6 +67,9 @@ def between(seen: Observed, ended: Attempt) -> Plan:
     due = ending_due(seen, deadline(seen))
     if due:
         return end_unstarted(seen, due)
+    if left_over:
+        again = seen.now + timedelta(seconds=seen.policy.refusal_recheck)
+        return Plan(actions=(DeleteJob(left_over.name, left_over.uid),), requeue_at=again)
     return _next(seen, ended)
 
 
@@ -107,7 +108,7 @@ def _allowed(seen: Observed, attempt: Attempt, cause: Cause) -> bool:
         # It may still run somewhere; two at once are for tools that do not mind.
         return False
     retry = (status.effective and status.effective.retry) or ONE_ATTEMPT
-    begun = sum(each.started_at is not None for each in (status.attempts or ())[:-1]) + 1
+    begun = sum(st.has_begun(each) for each in (status.attempts or ())[:-1]) + 1
     return group in retry.causes and begun < retry.max_attempts
 
 

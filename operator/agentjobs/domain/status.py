@@ -83,6 +83,11 @@ def current_attempt(status: AgentJobStatus) -> Attempt | None:
     return status.attempts[-1] if status.attempts else None
 
 
+def has_begun(attempt: Attempt) -> bool:
+    """Whether the tool began in an attempt, or nobody can say that it did not."""
+    return bool(attempt.ran) or attempt.started_at is not None
+
+
 def with_attempt(status: AgentJobStatus, **changes: Any) -> AgentJobStatus:
     """Change the current attempt."""
     current = current_attempt(status)
@@ -167,8 +172,11 @@ def _shorter(status: AgentJobStatus) -> AgentJobStatus | None:
 
 
 def urgent(old: AgentJobStatus, new: AgentJobStatus) -> bool:
-    """Whether somebody waits for this change; others are written at leisure."""
-    return _essence(old) != _essence(new)
+    """Whether somebody waits for this change; others are written at leisure.
+
+    A pod's name on record says that a tool may have begun: it goes as soon as it did not.
+    """
+    return _essence(old) != _essence(new) or bool(old.pod_name and not new.pod_name)
 
 
 def _essence(status: AgentJobStatus) -> tuple[object, ...]:

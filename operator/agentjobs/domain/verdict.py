@@ -171,6 +171,14 @@ def preempted(verdict: Verdict, job: JobView) -> Verdict:
     return replace(verdict, cause=verdict.cause.model_copy(update=changes))
 
 
+def preempted_unseen(job: JobView) -> Verdict:
+    """Judge a Job that lost its place after its tool had begun, and nobody saw how that ended."""
+    message = f"Job {job.name} lost its place: its queue suspended it and its pod is gone"
+    verdict = _lost(State.FAILED, CauseCode.PREEMPTED, message, None)
+    cause = verdict.cause.model_copy(update={"retryable": True}) if verdict.cause else None
+    return replace(verdict, cause=cause)
+
+
 def vanished(job_name: str, pods: Sequence[PodView], *, ran: bool) -> Verdict:
     """Judge an attempt whose Job was deleted by somebody else."""
     message = f"Job {job_name} was deleted by somebody else; it is not started again"

@@ -1,0 +1,171 @@
+"""Jobs that a queue suspends and resumes: a tool that has begun never begins again (R-ATTEMPT)."""
+
+from typing import Any
+
+import pytest
+
+from agentjobs.api.names import CauseCode, Evidence
+from agentjobs.domain.children import JobView
+from agentjobs.domain.observed import Observed, ReadPods
+from agentjobs.domain.plan import DeleteJob, Deliver, Plan, RetireJob
+from agentjobs.domain.pods import PodView
+from agentjobs.domain.reconcile import decide
+from tests.builders import (
+    JOB_NAME,
+    JOB_UID,
+    POD_NAME,
+    Json,
+    a_child,
+    a_pod,
+    an_agentjob,
+    claimed,
+    ended,
+    observed,
+    running,
+    stamp,
+    waiting,
+)
+
+STOPPED = {"code": "stopped", "message": "stopped on request", "at": stamp(50)}
+BEGUN = {"number": 1, "jobName": JOB_NAME, "jobUID": JOB_UID, "startedAt": stamp(5)}
+
+
+def held(**child: Any) -> JobView:
+    """A Job that a queue holds, as of version 7."""
+    return a_child(**{"queued": True, "version": "7"} | child)
+
+
+def seen(pods: tuple[PodView, ...], child: JobView, *, now: float = 60, **status: Any) -> Observed:
+    spec: Json = {"stop": {"reason": "enough"}} if "ending" in status else {}
+    job = an_agentjob(queueName="gpus", status=claimed(jobUID=JOB_UID, **status), **spec)
+    return observed(job, child=child, pods=pods, now=now)
+
+
+def retired(plan: Plan) -> bool:
+    """Whether the Job is kept from making pods, and nothing is on record as over yet."""
+    over = plan.status is not None and plan.status.finished_at is not None
+    retires = RetireJob(JOB_NAME, JOB_UID, "7") in plan.actions
+    assert not (over and retires)
+    return retires
+
+
+@pytest.mark.parametrize(
+    ("pod", "child", "retires"),
+    [
+        pytest.param(a_pod(running()), held(), False, id="it runs"),
+        pytest.param(a_pod(running()), held(suspended=True), True, id="its place is taken back"),
+        pytest.param(
+            a_pod(running(), deleted_at=52), held(), True, id="and given again before it has ended"
+        ),
+        pytest.param(
+            a_pod(running(), deleted_at=52, tracked=True),
+            held(),
+            False,
+            id="somebody else deletes the pod, which the Job will count",
+        ),
+        pytest.param(a_pod(waiting()), held(suspended=True), False, id="it has not begun"),
+        pytest.param(
+            a_pod(running()), held(suspended=True, retired=True), False, id="that was done"
+        ),
+        pytest.param(
+            a_pod(running()), held(suspended=True, deleting=True), False, id="the Job goes"
+        ),
+        pytest.param(
+            a_pod(running()), a_child(suspended=True), False, id="no queue would resume it"
+        ),
+    ],
+)
+def test_r_attempt_a_job_is_retired_as_soon_as_its_place_is_taken(
+    pod: PodView, child: JobView, *, retires: bool
+) -> None:
+    """Not only once its pod is dead: resumed meanwhile it would make another one at once."""
+    assert retired(decide(seen((pod,), child))) is retires
+
+
+@pytest.mark.parametrize(
+    ("pod", "child", "retires"),
+    [
+        pytest.param(a_pod(ended(3), tracked=True), held(), False, id="the Job will count it"),
+        pytest.param(a_pod(ended(3)), held(failed=1), False, id="the Job has counted it"),
+        pytest.param(a_pod(ended(3)), held(), True, id="the Job did not count it"),
+        pytest.param(a_pod(running(), gone=True), held(), True, id="nobody saw it end"),
+        pytest.param(
+            a_pod(None, gone=True), held(suspended=True), True, id="it may have begun unseen"
+        ),
+    ],
+)
+@pytest.mark.parametrize("ending", [None, STOPPED], ids=["by itself", "stopped"])
+def test_r_attempt_no_end_is_written_of_what_its_queue_may_resume(
+    pod: PodView, child: JobView, ending: Json | None, *, retires: bool
+) -> None:
+    plan = decide(seen((pod,), child, **({"ending": ending} if ending else {})))
+    assert retired(plan) is retires
+    assert (plan.status is not None and plan.status.finished_at is not None) is not retires
+
+
+@pytest.mark.parametrize(
+    "record", [{"attempts": [BEGUN]}, {"podName": POD_NAME}], ids=["had begun", "had a pod"]
+)
+def test_r_attempt_what_ended_while_nobody_watched_does_not_begin_again(record: Json) -> None:
+    """A new leader finds the Job suspended and no pod: the record tells that there was one."""
+    assert retired(decide(seen((), held(suspended=True), **record)))
+    over = held(suspended=True, retired=True, halted=True)
+    plan = decide(seen((), over, **record))
+    assert plan.status is not None
+    cause = plan.status.cause
+    assert cause is not None
+    assert (cause.code, cause.ran, cause.evidence) == (CauseCode.PREEMPTED, True, Evidence.LOST)
+
+
+def test_r_attempt_after_a_retirement_the_pods_are_listed_before_anything_is_judged() -> None:
+    child = held(suspended=True, retired=True, halted=True)
+    listed = seen((a_pod(ended(143), deleted_at=52),), child)
+    unlisted = observed(listed.job, child=child, pods=listed.pods, pods_listed=False)
+    assert decide(unlisted).need == ReadPods()
+    assert decide(listed).status is not None
+
+
+def test_r_attempt_a_pod_that_proved_nothing_leaves_the_record() -> None:
+    """Otherwise the next leader would take it for one whose tool may have begun."""
+    pod = a_pod(waiting(), deleted_at=52, gone=True, phase="Failed")
+    plan = decide(seen((pod,), held(suspended=True), podName=POD_NAME))
+    assert plan.status is not None
+    assert plan.status.pod_name is None
+    assert plan.status.finished_at is None
+
+
+def over(**status: Any) -> Any:
+    """A job that failed and owes an event."""
+    owed = {"id": "evt_1", "type": "job_completed", "time": stamp(55)}
+    cause = {"code": "preempted", "retryable": True, "ran": True}
+    whole = claimed(
+        state="failed", finishedAt=stamp(55), cause=cause, callback={"deliveries": [owed]}
+    )
+    return an_agentjob(queueName="gpus", status=whole | status)
+
+
+@pytest.mark.parametrize(
+    ("child", "deleted"),
+    [
+        pytest.param(held(suspended=True, retired=True), True, id="retired"),
+        pytest.param(held(suspended=True), True, id="suspended after its end"),
+        pytest.param(held(failed_reason="BackoffLimitExceeded"), False, id="over"),
+        pytest.param(held(suspended=True, deleting=True), False, id="it goes already"),
+        pytest.param(held(), False, id="about to be counted"),
+        pytest.param(a_child(suspended=True), False, id="no queue counts it"),
+    ],
+)
+def test_what_a_queue_would_go_on_counting_is_deleted_after_the_end(
+    child: JobView, *, deleted: bool
+) -> None:
+    plan = decide(observed(over(), child=child, now=60))
+    assert (DeleteJob(JOB_NAME, JOB_UID) in plan.actions) is deleted
+    assert Deliver("evt_1") in plan.actions, "and nobody waits for that"
+    if deleted:
+        assert plan.requeue_at, "a deletion that was lost is asked for again"
+
+
+def test_r_claim_a_job_that_comes_after_the_end_and_that_a_queue_would_resume_is_deleted() -> None:
+    never = {"cause": {"code": "stopped", "retryable": False, "ran": False}}
+    plan = decide(observed(over(**never), child=held(), now=60))
+    assert DeleteJob(JOB_NAME, JOB_UID) in plan.actions
