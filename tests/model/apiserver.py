@@ -16,6 +16,7 @@ from tests.model.clock import Clock
 Json = dict[str, Any]
 SPECIAL = {"metadata", "status"}
 TERMINAL = {state.value for state in TERMINAL_STATES}
+MAX_ATTEMPTS = 10
 
 
 class Event(NamedTuple):
@@ -68,8 +69,10 @@ class ApiServer:
         self.answers: Counter[int] = Counter()
         """Refusals by HTTP status code."""
         self.before_a_job_goes: Callable[[], None] = lambda: None
-        """Carries out what is on its way: a creation that was sent before a Job of its name was
+        """Carries out creations on their way: one that was sent before a Job of its name was
         made and deleted again would make another, and nothing but its timeout prevents that."""
+        self.written_by = ""
+        """Identity, in its Lease, of the operator whose request is being carried out."""
         self.full = False
         """The namespace's quota leaves no room for another Job."""
 
@@ -204,6 +207,8 @@ class ApiServer:
             for field in ("state", "finishedAt", "cause"):
                 if before.get(field) != after.get(field):
                     raise self._refusal(422, f"the job is over; {field} cannot be changed")
+        if len(after.get("attempts") or ()) > MAX_ATTEMPTS:
+            raise self._refusal(422, "too many attempts")
         if after.get("state") in TERMINAL and not after.get("finishedAt"):
             raise self._refusal(422, "a job that is over has a finishedAt")
         added = set(new["metadata"].get("finalizers") or ()) - set(

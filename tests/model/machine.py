@@ -10,37 +10,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from agentjobs import passes
-from agentjobs.domain.verdict import OOM_KILLED
 from agentjobs.kube import AGENTJOBS, JOBS, PODS, KubeError
 from tests.model.apiserver import Json
-from tests.model.cluster import NAMESPACE, NODE_NAMES, Cluster, is_queued
-from tests.model.process import IN_FLIGHT_SECONDS, TERMS, Process
+from tests.model.cluster import Cluster
+from tests.model.kubelets import DISRUPTIONS, NAMESPACE, NODE_NAMES
+from tests.model.process import IN_FLIGHT_SECONDS, TERMS, Process, Request
 from tests.model.truth import RuleBroken
+from tests.model.wishes import (
+    EXITS,
+    LIMITED,
+    OF_TOOLS,
+    PLAIN,
+    RETRIES,
+    SPECS,
+    SUSPENDED,
+    TOOLS,
+    wished,
+)
 
 T = TypeVar("T")
 
-CALLBACK = {"url": "https://agents.example.net/events"}
-SPECS: tuple[Json, ...] = (
-    {"deadlineSeconds": 60, "callback": CALLBACK},
-    {"deadlineSeconds": 600, "callback": CALLBACK, "ttlSecondsAfterFinished": 0},
-    {"deadlineSeconds": 20},
-    {"deadlineSeconds": 90, "pendingDeadlineSeconds": 10, "callback": CALLBACK},
-    {"deadlineSeconds": 120, "queueName": "batch", "callback": CALLBACK},
-    {"deadlineSeconds": 30, "suspend": True, "callback": CALLBACK},
-)
-NAMES = ("index", "crawl", "build", "audit")
-CREATIONS = 6
-EXITS = (
-    *((0, "Completed"), (0, "Completed"), (3, "Error"), (137, OOM_KILLED), (143, "Error")),
-    (137, "Error"),
-)
+NAMES = ("index", "crawl", "build", "audit", "merge")
+CREATIONS = 9
 REPLIES = ("taken", "taken", "failed", "gone", "unreachable", "taken, then the process dies")
 PAUSES = (0.5, 1, 1, 2, 5, 12, 35, 130, 310)
+PAUSE_OF_RETRIES = 11
 DRAIN_SECONDS = 3000
 DRAIN_ROUNDS = 500
 
 some = st.integers(0, 11)
 which = st.integers(0, 1)
+specs = st.integers(0, len(SPECS) - 1)
+retries = st.integers(0, len(RETRIES) - 1)
 total: Counter[str] = Counter()
 """What happened over all histories."""
 
@@ -57,9 +58,11 @@ class Histories(RuleBasedStateMachine):
         self._patch = mock.patch.object(passes, "utc_now", self.clock.now)
         self._patch.start()
         self._broken = False
-        self.server.before_a_job_goes = self._carry_out_all
+        self.server.before_a_job_goes = self._carry_out_creations
         self.counts: Counter[str] = Counter(histories=1)
         self._created = 0
+        for name, spec in TOOLS.items():
+            self.cluster.offer(name, **spec)
         self.processes[0].contend()
 
     @contextmanager
@@ -89,31 +92,93 @@ class Histories(RuleBasedStateMachine):
             if error.code not in {403, 404, 409, 422}:
                 raise
 
-    @initialize(spec=st.integers(0, len(SPECS) - 1), steps=st.integers(0, 3))
-    def it_begins(self, spec: int, steps: int) -> None:
+    @initialize(spec=specs, retry=retries, steps=st.integers(0, 3))
+    def it_begins(self, spec: int, retry: int, steps: int) -> None:
         """Somebody creates an AgentJob, and something becomes of it before trouble begins."""
-        self.somebody_creates(spec, again=False)
+        self.somebody_creates(spec, retry, again=False)
         for _ in range(steps):
             self.processes[0].run()
             self.cluster.run(rounds=1)
 
     # --- users
 
-    @rule(spec=st.integers(0, len(SPECS) - 1), again=st.booleans())
-    def somebody_creates(self, spec: int, *, again: bool) -> None:
+    @rule(spec=specs, retry=retries, again=st.booleans())
+    def somebody_creates(self, spec: int, retry: int, *, again: bool) -> None:
         """Create one, under a new name or under one that was there before."""
         with self._step("creations"):
             if self._created < CREATIONS:
                 name = NAMES[0 if again else self._created % len(NAMES)]
-                self.cluster.create(name, **SPECS[spec])
+                self.cluster.create(name, **wished(spec, retry))
                 self._created += 1
-                self.cluster.jobs.forgiving = spec % 2 == 0
+
+    @rule(tool=st.integers(0, len(OF_TOOLS) - 1), several=st.integers(2, 4), number=which)
+    def several_want_a_tool(self, tool: int, several: int, number: int) -> None:
+        """More than there are slots; one that waits for something else may come first."""
+        with self._step("crowds"):
+            for one in range(several):
+                spec = len(PLAIN) + (tool if one == 0 else tool % 3)
+                self.somebody_creates(spec, one, again=False)
+            self._working(number).get_so_far(several)
+
+    @rule(number=which, trouble=st.integers(0, 4), gated=st.booleans(), rounds=st.integers(0, 2))
+    def a_slot_is_fought_for(self, number: int, trouble: int, rounds: int, *, gated: bool) -> None:
+        """Who came first may begin only while the claim of another is on its way (R-SLOTS)."""
+        with self._step("fights for a slot"):
+            if self._created + 2 > CREATIONS:
+                return
+            leader = self._working(number)
+            for uid in self.kubelets.running():
+                self.kubelets.ends(uid, *EXITS[0])
+            self._go_on_with(leader)
+            self.somebody_creates(SUSPENDED if gated else LIMITED, 0, again=False)
+            first = NAMES[self._newest()]
+            leader.run()
+            self._pass(1)
+            self.somebody_creates(LIMITED, 0, again=False)
+            leader.get_so_far(1)
+            claim = leader.request_of(NAMES[self._newest()])
+            self.cluster.let_begin(first)
+            if claim and trouble == 3:
+                leader.frozen = True
+                leader = self._other(leader)
+                self._take_over(leader)
+                leader.know_all()
+            elif claim:
+                self._trouble_request(leader, claim, trouble)
+                leader.learn_of_trouble()
+            for _ in range(rounds):
+                # The watch tells of the one before it tells of the other.
+                leader.attend_to(first)
+            for request in (r for process in self.processes for r in process.requests()):
+                request.carry_out()
+            leader.run()
+
+    def _other(self, process: Process) -> Process:
+        return next(each for each in self.processes if each is not process)
+
+    def _go_on_with(self, leader: Process) -> None:
+        self.cluster.run()
+        leader.run()
+
+    def _trouble_request(self, process: Process, request: Request, kind: int) -> None:
+        if kind == 0:
+            self.counts["requests lost"] += 1
+            request.lose()
+        elif kind == 1:
+            self.counts["answers lost"] += 1
+            request.carry_out()
+            request.lose()
+        elif kind == 2:
+            self.counts["requests given up"] += 1
+            process.zombies.append(request.time_out())
 
     @rule(number=some, name=st.integers(0, len(NAMES) - 1))
     def somebody_intervenes(self, number: int, name: int) -> None:
         with self._step("interventions"):
-            if number < 4:
+            if number < 3:
                 self.cluster.stop(NAMES[name])
+            elif number < 4:
+                self.cluster.let_begin(NAMES[name])
             elif number < 7:
                 self.server.delete(AGENTJOBS, NAMESPACE, NAMES[name])
             elif number < 8:
@@ -159,7 +224,7 @@ class Histories(RuleBasedStateMachine):
     @rule(number=st.integers(0, 40))
     def one_controller_moves(self, number: int) -> None:
         with self._step("single moves of the cluster"):
-            move = _picked(self.cluster.moves(), number)
+            move = _picked(self.cluster.single_moves(), number)
             if move:
                 move()
 
@@ -178,14 +243,79 @@ class Histories(RuleBasedStateMachine):
     @rule(number=some, how=st.integers(0, 4))
     def a_pod_has_trouble(self, number: int, how: int) -> None:
         with self._step("troubles of pods"):
-            queued = [job for job in self.server.all(JOBS) if is_queued(job)]
             pod = _picked(self.server.all(PODS), number)
-            if queued and how < 3:
-                self.cluster.admit(queued[number % len(queued)]["metadata"]["name"])
-            elif how == 4:
+            if how == 4:
                 self.server.full = not self.server.full
             elif pod:
                 self._trouble(pod["metadata"]["uid"], how)
+
+    @rule(number=some, how=st.integers(0, len(DISRUPTIONS) - 1))
+    def a_pod_is_disrupted(self, number: int, how: int) -> None:
+        """The cluster needs its place, before its tool began or after."""
+        with self._step("disruptions"):
+            pod = _picked(self.server.all(PODS), number)
+            if pod:
+                self.kubelets.disrupt(pod["metadata"]["uid"], DISRUPTIONS[how])
+
+    @rule(number=some, patient=st.booleans())
+    def a_queue_decides(self, number: int, *, patient: bool) -> None:
+        """Give a place or take it back."""
+        with self._step("decisions of a queue"):
+            job = _picked(self.cluster.queued(), number)
+            if job and job["spec"].get("suspend"):
+                self._admit(job, patient=patient)
+            elif job:
+                self.cluster.take_back(job)
+
+    def _admit(self, job: Json, *, patient: bool) -> None:
+        """Give a Job its place; a patient queue lets operators first know what has become of it."""
+        uid = job["metadata"]["uid"]
+        known = any(process.knows(job) for process in self.processes)
+        if self.truth.begun_in(uid) and not known:
+            if patient:
+                return
+            self.truth.placed_again.add(uid)
+            self.counts["places given again too early"] += 1
+        self.cluster.admit(job)
+
+    @rule(number=which, rounds=st.integers(0, 3), requests=st.integers(0, 4), how=st.integers(0, 3))
+    def a_queue_changes_its_mind(self, number: int, rounds: int, requests: int, how: int) -> None:
+        """It takes a place back from a tool that runs, or is about to, and gives it again."""
+        with self._step("changes of a queue's mind"):
+            if not self.cluster.queued():
+                self.somebody_creates(4 if how % 2 else 8, how + rounds, again=False)
+                self._working(number).run()
+                self.cluster.run(rounds=1)
+            for job in self.cluster.queued():
+                self._admit(job, patient=True)
+            self.cluster.run(rounds=rounds + 1)
+            job = _picked(self.cluster.queued(), requests)
+            if job and not job["spec"].get("suspend"):
+                self._take_back_and_give(number, job, rounds, requests, how)
+
+    def _take_back_and_give(
+        self, number: int, job: Json, rounds: int, requests: int, how: int
+    ) -> None:
+        self.cluster.take_back(job)
+        self.cluster.run(rounds=rounds)
+        self._working(number).get_so_far(requests)
+        if how == 1:
+            self._working(number).die(late=rounds == 1)
+        self._end_those_told_to_go()
+        for _ in range(how):
+            self._working(number).run()
+            self.cluster.run(rounds=1)
+        found = self.server.by_uid(JOBS, job["metadata"]["uid"])
+        if found:
+            self._admit(found, patient=how > 1)
+            self.cluster.run(rounds=2)
+
+    def _end_those_told_to_go(self) -> None:
+        self.cluster.run(rounds=1)
+        for uid in self.kubelets.running():
+            if self.truth.containers[uid].told_to_go:
+                self.kubelets.ends(uid, 143, "Error")
+        self.cluster.run(rounds=1)
 
     def _trouble(self, uid: str, how: int) -> None:
         reasons = self.kubelets.unpullable
@@ -216,10 +346,11 @@ class Histories(RuleBasedStateMachine):
         with self._step("pauses"):
             self._pass(pause, carried=carried)
 
-    def _carry_out_all(self) -> None:
+    def _carry_out_creations(self) -> None:
         for process in self.processes:
             for request in process.requests():
-                request.carry_out()
+                if request.verb == "create a Job":
+                    request.carry_out()
 
     def _pass(self, seconds: float, *, carried: bool = True) -> None:
         limit = self.clock.monotonic() + seconds - IN_FLIGHT_SECONDS
@@ -265,8 +396,20 @@ class Histories(RuleBasedStateMachine):
     def _give_work(self, spec: int, *, fresh: bool) -> None:
         """Let something happen that an operator must act upon."""
         if fresh:
-            self.somebody_creates(spec, again=False)
+            self.somebody_creates(spec + self._created, spec * self._created, again=False)
+        else:
+            self._fail_a_tool(spec)
         self.cluster.run(rounds=1)
+
+    def _fail_a_tool(self, how: int) -> None:
+        """Let a tool fail, perhaps so long ago that it is about to begin again."""
+        uid = _picked(self.kubelets.running(), how)
+        if uid:
+            self.kubelets.ends(uid, *EXITS[2 + how % 2])
+            if how % 3:
+                self.cluster.run(rounds=2)
+                self._working(0).run()
+                self._pass(PAUSE_OF_RETRIES)
 
     @rule(number=which)
     def an_operator_catches_up(self, number: int) -> None:
@@ -285,11 +428,11 @@ class Histories(RuleBasedStateMachine):
                 self._working(number).run()
                 self.cluster.run()
 
-    @rule(number=which, kind=st.integers(0, 4), choice=some, requests=st.integers(0, 4))
+    @rule(number=which, kind=st.integers(0, 5), choice=some, requests=st.integers(0, 4))
     def an_operator_has_trouble(self, number: int, kind: int, choice: int, requests: int) -> None:
         with self._step("troubles of operators"):
             process = self._working(number)
-            if kind in {2, 3}:
+            if kind in {2, 3, 4}:
                 self._give_work(requests, fresh=choice % 2 == 0)
                 process.get_so_far(requests)
             front = _picked(process.fronts(), choice)
@@ -298,13 +441,8 @@ class Histories(RuleBasedStateMachine):
                 process.miss(front)
             elif kind == 1:
                 process.see_again(choice)
-            elif kind == 2 and request:
-                self.counts["requests lost"] += 1
-                request.lose()
-            elif kind == 3 and request:
-                self.counts["answers lost"] += 1
-                request.carry_out()
-                request.lose()
+            elif kind in {2, 3, 4} and request:
+                self._trouble_request(process, request, kind - 2)
             else:
                 process.begin_list()
 
@@ -362,8 +500,8 @@ class Histories(RuleBasedStateMachine):
         """A leader freezes amid its passes; the other one leads and goes on with its work."""
         with self._step("takeovers"):
             old = self._working(number)
-            new = next(each for each in self.processes if each is not old)
-            self._give_work(act % len(SPECS), fresh=fresh)
+            new = self._other(old)
+            self._give_work(act, fresh=fresh)
             if act % 2 and act < 8:
                 self.somebody_intervenes(act, self._newest())
             old.get_so_far(requests, unanswered=act % 2 == 0)
@@ -382,19 +520,22 @@ class Histories(RuleBasedStateMachine):
             self.an_operator_thaws(self.processes.index(old))
 
     def _succeed(self, new: Process) -> None:
+        self._take_over(new)
+        new.run()
+
+    def _take_over(self, new: Process) -> None:
         new.die()
         new.contend()
         self._pass(TERMS.lease + 1)
         new.contend()
-        new.run()
 
     @rule(number=which, spec=st.sampled_from((0, 1, 3)), stopped=st.booleans())
     def a_claim_is_left_to_another(self, number: int, spec: int, *, stopped: bool) -> None:
         """A leader freezes between claim and creation; both are over when it goes on (R-CLAIM)."""
         with self._step("claims left to another"):
             old = self._working(number)
-            new = next(each for each in self.processes if each is not old)
-            self.somebody_creates(spec, again=False)
+            new = self._other(old)
+            self.somebody_creates(spec, 0, again=False)
             # Finalizer and claim; then the creation is on its way, or not even sent.
             old.get_so_far(2 if stopped else 1, unanswered=not stopped)
             old.frozen = old.life is not None
@@ -438,7 +579,21 @@ class Histories(RuleBasedStateMachine):
             for process in self.processes:
                 self.counts += process.counts
             self.counts["conflicts"] += self.server.answers[409]
+            self.counts["limits exceeded by a claim that came late"] += self.truth.exceeded
+            self.counts += self._attempts()
             total.update(self.counts)
+
+    def _attempts(self) -> Counter[str]:
+        """What became of attempts, for the record."""
+        found: Counter[str] = Counter()
+        for life in self.truth.lives.values():
+            attempts = (life.job.status.attempts if life.job else None) or ()
+            found["attempts after the first"] += max(len(attempts) - 1, 0)
+            found["jobs that began more than once"] += len(life.starts) > 1
+            found["jobs of limited tools that were claimed"] += bool(
+                attempts and life.job and life.job.spec.tool_ref
+            )
+        return found
 
     def _drain(self) -> None:
         """One healthy leader goes on until all is over; then it has nothing left to do."""
@@ -446,6 +601,8 @@ class Histories(RuleBasedStateMachine):
         limit = self.clock.monotonic() + DRAIN_SECONDS
         for _ in range(DRAIN_ROUNDS):
             self._deliver_all(leader)
+            self.truth.check_nobody_waits_in_vain()
+            self._let_others_go_on()
             if self._settled() or self.clock.monotonic() > limit:
                 break
             self._pass(self._next_pause(leader))
@@ -480,6 +637,15 @@ class Histories(RuleBasedStateMachine):
                 return
         raise RuleBroken("R-LEVEL: operator and cluster never come to rest")
 
+    def _let_others_go_on(self) -> None:
+        """Tools that end and a queue that has room, in some histories."""
+        if self._created % 2:
+            for uid in self.kubelets.running():
+                self.kubelets.ends(uid, *EXITS[0])
+        if self._created % 3:
+            for job in self.cluster.queued():
+                self._admit(job, patient=True)
+
     def _settled(self) -> bool:
         for life in self.truth.lives.values():
             if life.gone:
@@ -510,6 +676,10 @@ class Histories(RuleBasedStateMachine):
             leader.run()
         if leader.kube.writes != before:
             raise RuleBroken("R-LEVEL: the operator writes though nothing happens any more")
+        for job in self.cluster.queued():
+            # Of what is over nothing begins, whatever a queue does.
+            self.cluster.admit(job)
+        self.cluster.run()
 
 
 def _picked(values: Sequence[T], number: int) -> T | None:

@@ -3,6 +3,7 @@
 Its requests are objects that the test carries to the API server and back, late or never.
 """
 
+import copy
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.observed import Policy
 from agentjobs.kube import (
     AGENTJOBS,
+    AGENTTOOLS,
     JOBS,
     LEASES,
     NODES,
@@ -41,7 +43,7 @@ from agentjobs.relist import Relist
 from agentjobs.workqueue import WorkQueue
 from tests.model.apiserver import ApiServer, Event, Json, copied
 from tests.model.clock import Clock
-from tests.model.cluster import NAMESPACE
+from tests.model.kubelets import NAMESPACE
 from tests.model.truth import RuleBroken, Truth
 
 TERMS = Terms()
@@ -51,7 +53,7 @@ while another leads."""
 LARGEST_BACKOFF = 30.0
 UNPROCESSABLE = 422
 POLICY = Policy(destinations=Destinations(rules=(Rule(hosts=("agents.example.net",)),)))
-WATCHED = (AGENTJOBS, JOBS, PODS, NODES)
+WATCHED = (AGENTJOBS, AGENTTOOLS, JOBS, PODS, NODES)
 SHARED_METRICS = Metrics()
 """One for all processes: making one is slow, and nothing here reads it."""
 
@@ -59,20 +61,28 @@ SHARED_METRICS = Metrics()
 class Request:
     """One call on its way to the API server and back."""
 
-    def __init__(self, call: Callable[[], Any], sent_at: float, *, writes: bool) -> None:
+    def __init__(self, call: Callable[[], Any], kube: "ModelKube", verb: str) -> None:
         self._call = call
+        self._kube = kube
         self._answer: Any = None
         self._error: AgentJobError | None = None
-        self.sent_at = sent_at
-        self.writes = writes
+        self.verb = verb
+        self.sender = kube.identity()
+        self.sent_at = kube.clock.monotonic()
         self.done = False
         self.conflict = False
+
+    @property
+    def writes(self) -> bool:
+        return self.verb != "read"
 
     def carry_out(self) -> None:
         """Let the API server do it; the answer is not back yet."""
         if self.done:
             return
         self.done = True
+        server = self._kube.server
+        before, server.written_by = server.written_by, self.sender
         try:
             self._answer = self._call()
         except KubeError as error:
@@ -80,11 +90,19 @@ class Request:
                 raise RuleBroken(f"R-STATE-FINAL: the API server refused: {error}") from error
             self._error = error
             self.conflict = isinstance(error, ConflictError)
+        finally:
+            server.written_by = before
 
     def lose(self) -> None:
         """Break the connection: whoever waits learns nothing of what was done."""
         self.done = True
         self._error = UnavailableError("the connection broke")
+
+    def time_out(self) -> "Request":
+        """Let the sender give up; what it sent is still on its way."""
+        twin = copy.copy(self)
+        self.lose()
+        return twin
 
     def __await__(self) -> Generator["Request", None, Any]:
         yield self
@@ -98,17 +116,23 @@ class Request:
 class ModelKube:
     """The interface of `Kube`; every call is a `Request`."""
 
-    def __init__(self, server: ApiServer, clock: Clock) -> None:
-        self._server = server
-        self._clock = clock
+    def __init__(
+        self, server: ApiServer, truth: Truth, clock: Clock, identity: Callable[[], str]
+    ) -> None:
+        self.server = server
+        self.clock = clock
+        self.identity = identity
+        self._truth = truth
         self.writes = 0
         """Writes that the API server was asked for, Leases left out."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        return cast("Json", await self._read(self._server.get, resource, namespace, name))
+        return cast("Json", await self._read(self.server.get, resource, namespace, name))
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Json:
-        return cast("Json", await self._write(self._server.create, resource, namespace, body))
+        call = partial(self.server.create, resource, namespace, body)
+        verb = "create a Job" if resource == JOBS else "write"
+        return cast("Json", await self._send(call, resource, verb))
 
     async def patch(
         self,
@@ -118,38 +142,39 @@ class ModelKube:
         body: Mapping[str, Any],
         subresource: str = "",
     ) -> Json:
-        call = partial(self._server.patch, resource, namespace, name, body, subresource)
-        return cast("Json", await self._write(call, resource))
+        if resource == AGENTJOBS and subresource:
+            self._truth.sends(namespace, name, body)
+        call = partial(self.server.patch, resource, namespace, name, body, subresource)
+        return cast("Json", await self._send(call, resource))
 
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
     ) -> Json:
-        call = partial(self._server.replace, resource, namespace, name, body)
-        return cast("Json", await self._write(call, resource))
+        call = partial(self.server.replace, resource, namespace, name, body)
+        return cast("Json", await self._send(call, resource))
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        call = partial(self.server.delete, resource, namespace, name, uid)
         try:
-            await self._write(self._server.delete, resource, namespace, name, uid)
+            await self._send(call, resource)
         except (NotFoundError, ConflictError):
             return
 
     async def pages(
         self, resource: Resource, _namespace: str = "", params: Mapping[str, str] | None = None
     ) -> AsyncIterator[Json]:
-        yield await self._read(self._server.listed, resource, params)
+        yield await self._read(self.server.listed, resource, params)
 
     async def last_line(self, *_: Any) -> str:
         return ""
 
     async def _read(self, call: Callable[..., Any], *args: Any) -> Any:
-        return await Request(partial(call, *args), self._clock.monotonic(), writes=False)
+        return await Request(partial(call, *args), self, "read")
 
-    async def _write(self, call: Callable[..., Any], resource: Resource, *args: Any) -> Any:
+    async def _send(self, call: Callable[[], Any], resource: Resource, verb: str = "write") -> Any:
         if resource != LEASES:
             self.writes += 1
-        if args:
-            call = partial(call, resource, *args)
-        return await Request(call, self._clock.monotonic(), writes=True)
+        return await Request(call, self, verb)
 
 
 class Task:
@@ -217,6 +242,10 @@ class Queue:
 
     def ready(self) -> list[Key]:
         return sorted(key for key, at in self.due.items() if at <= self._clock.monotonic())
+
+    def failing(self) -> bool:
+        """Whether some pass must be made again because the last one failed."""
+        return any(self._failures.values())
 
     def ended(self, key: Key, task: Task) -> None:
         """Take note of the end of a pass."""
@@ -300,7 +329,7 @@ class Process:
         self._server = server
         self._truth = truth
         self._clock = clock
-        self.kube = ModelKube(server, clock)
+        self.kube = ModelKube(server, truth, clock, lambda: self.lease._identity)
         self.frozen = False
         self.cut_off = False
         """No request of its Lease gets through."""
@@ -394,7 +423,13 @@ class Process:
         if self.life is None:
             return
         feed = self.life.feed
-        into = {AGENTJOBS: feed.agentjob, JOBS: feed.job, PODS: feed.pod, NODES: feed.node}
+        into = {
+            AGENTJOBS: feed.agentjob,
+            AGENTTOOLS: feed.tool,
+            JOBS: feed.job,
+            PODS: feed.pod,
+            NODES: feed.node,
+        }
         into[event.resource](event.body, gone=event.kind == "DELETED")
 
     def see_again(self, number: int) -> None:
@@ -434,6 +469,27 @@ class Process:
             self.counts["events lost"] += 1
             self.life.unseen = [e for e in self.life.unseen if e.uid != event.uid]
 
+    def knows(self, job: Json) -> bool:
+        """Whether it leads, has seen all that there is of a Job and its pods, and has acted."""
+        life, meta = self.life, job["metadata"]
+        if life is None or self.frozen or not life.ready or life.tasks:
+            return False
+        if life.queue.ready() or life.queue.failing():
+            return False
+        child = life.cache.child(meta["namespace"], meta["name"])
+        if child is None or child.version != meta["resourceVersion"]:
+            return False
+        pods = life.cache._pods.get(meta["uid"], {})
+        for uid in self._truth.begun_in(meta["uid"]):
+            stored = self._server.by_uid(PODS, uid)
+            version, view = pods.get(uid, (0, None))
+            if view is None or not view.started:
+                return False
+            newest = int(stored["metadata"]["resourceVersion"]) if stored else version
+            if version != newest or not (stored or view.gone):
+                return False
+        return True
+
     def begin_list(self) -> None:
         if self.life and self.life.listing is None:
             self.life.listing = Task(self.life.relist.run())
@@ -464,6 +520,35 @@ class Process:
         tasks = list(self.life.tasks.values()) if self.life else []
         sent = [task.request for task in tasks if task.request]
         return [request for request in (*sent, *self.zombies) if not request.done]
+
+    def know_all(self) -> None:
+        """Complete the first list."""
+        while self.life and self.life.listing and not self.frozen:
+            self._go_on_listing()
+
+    def learn_of_trouble(self) -> None:
+        """Go on with passes whose request has ended."""
+        if self.life is None or self.frozen:
+            return
+        for key, task in list(self.life.tasks.items()):
+            if task.request and task.request.done:
+                self.go_on(key)
+
+    def attend_to(self, name: str) -> None:
+        """See what became of one AgentJob, and make its pass."""
+        key = Key(NAMESPACE, name)
+        for event in self.fronts():
+            if event.resource == AGENTJOBS and event.body["metadata"]["name"] == name:
+                self.see(event)
+        if self.life and self.life.ready and not self.frozen and key in self.idle_keys():
+            self.begin_pass(key)
+            self.finish(key)
+
+    def request_of(self, name: str) -> Request | None:
+        """The request on its way of the pass over an AgentJob."""
+        task = self.life.tasks.get(Key(NAMESPACE, name)) if self.life else None
+        request = task.request if task else None
+        return request if request and not request.done else None
 
     def idle_keys(self) -> list[Key]:
         if self.life is None:
@@ -544,8 +629,7 @@ class Process:
         fronts, listing = self.fronts(), life.listing
         for event in fronts:
             self.see(event)
-        while life.listing:
-            self._go_on_listing()
+        self.know_all()
         for key in list(life.tasks):
             self.finish(key)
         keys = self.idle_keys() if life.ready else []

@@ -1,7 +1,7 @@
 """What holds of every history of AgentJobs, operators, cluster and receivers.
 
 Rules that are checked after every write and at the end, each by its name in a failure's message:
-R-LEVEL, R-CLAIM, R-ATTEMPT, R-DEAD, R-HONEST, R-CAUSE, R-STATE-FINAL, R-STOP, R-DEADLINE,
+R-LEVEL, R-CLAIM, R-ATTEMPT, R-SLOTS, R-DEAD, R-HONEST, R-CAUSE, R-STATE-FINAL, R-STOP, R-DEADLINE,
 R-EVENT, R-CALLBACK, R-TWO-WRITES.
 """
 
@@ -32,6 +32,13 @@ FAULTS = (
     "takeovers",
     "Jobs deleted by hand",
     "pods deleted by hand",
+    "requests given up",
+    "disruptions",
+    "decisions of a queue",
+    "places given again too early",
+    "attempts after the first",
+    "jobs that began more than once",
+    "jobs of limited tools that were claimed",
     "receiver: taken",
     "receiver: failed",
     "receiver: gone",

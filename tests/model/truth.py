@@ -1,6 +1,7 @@
 """What really happens to tools, beside what objects say of it; and what must hold of both."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import zip_longest
@@ -8,13 +9,14 @@ from typing import Any
 
 import orjson
 
-from agentjobs.api.agentjob import AgentJob, AgentJobStatus, DeliveryState
-from agentjobs.api.names import ANNOTATION_PLACEHOLDER, CauseCode, Evidence, State
+from agentjobs.api.agentjob import AgentJob, AgentJobStatus, Attempt, DeliveryState, Retry
+from agentjobs.api.names import ANNOTATION_PLACEHOLDER, CauseCode, Evidence, State, WaitingCode
 from agentjobs.domain.callbacks import DELETION_PATIENCE
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.observed import Policy
+from agentjobs.domain.retries import GROUP_OF
 from agentjobs.domain.verdict import OOM_KILLED
-from agentjobs.kube import AGENTJOBS, JOBS, LEASES, NODES, PODS
+from agentjobs.kube import AGENTJOBS, AGENTTOOLS, JOBS, LEASES, NODES, PODS
 from tests.model.apiserver import TERMINAL, ApiServer, Event, Json
 from tests.model.clock import Clock, moment
 
@@ -31,6 +33,9 @@ class Container:
 
     owner: str
     """uid of the AgentJob."""
+    job: str
+    """uid of the Job."""
+    job_name: str
     running: bool = False
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -40,6 +45,7 @@ class Container:
     told_to_go: datetime | None = None
     """When the kubelet took note that the pod must go; a signal reaches what runs then."""
     why: str = ""
+    disruption: str = ""
     grace: int = 0
     exited_unasked: bool = False
     """It had ended by itself before any signal."""
@@ -62,7 +68,10 @@ class Life:
     name: str
     uid: str
     job_creates: Counter[str] = field(default_factory=Counter)
-    starts: int = 0
+    starts: Counter[str] = field(default_factory=Counter)
+    """How often its tool has begun, by uid of the Job."""
+    claimed_late: bool = False
+    """Its first claim was carried out when another operator led already."""
     end: AgentJob | None = None
     """The AgentJob as its end was first stored."""
     gone: bool = False
@@ -95,6 +104,11 @@ class Truth:
         """uids of pods that some operator process got to know."""
         self.witnessed_ends: set[str] = set()
         """Those whose end one got to know; of others only what the Job says is known."""
+        self.placed_again: set[str] = set()
+        """uids of Jobs that a queue gave another place after their tool had begun, before an
+        operator could know it: the tool begins again, and nothing could prevent it."""
+        self.exceeded = 0
+        """How often a limit was exceeded by a claim that came late."""
         self._were_lost: set[str] = set()
         """Nodes that were gone or silent for long; that they are back may not be known yet."""
         self._story: list[tuple[float, str, Event | None, Json | None]] = []
@@ -112,17 +126,39 @@ class Truth:
     def starts(self, pod_uid: str) -> None:
         container = self.containers[pod_uid]
         life = self.lives[container.owner]
+        others = self._running(life)
         container.running = True
         container.started_at = self._clock.now()
-        life.starts += 1
+        life.starts[container.job] += 1
         self._tell(f"the tool in {pod_uid} begins")
-        if life.starts > 1:
-            raise RuleBroken(f"R-ATTEMPT: the tool of {life.uid} begins a second time")
-        running = [c for c in self.containers.values() if c.owner == life.uid and c.running]
-        if len(running) > 1:
+        if life.starts[container.job] > 1 and container.job not in self.placed_again:
+            raise RuleBroken(f"R-ATTEMPT: the tool of {life.uid} begins again in {container.job}")
+        if others and not self._may_run_beside(life, others):
             raise RuleBroken(f"R-ATTEMPT: two pods of {life.uid} run at once")
+        if life.job and len(life.starts) > _retry(life.job).max_attempts:
+            raise RuleBroken(f"R-ATTEMPT: {life.uid} begins more often than it may")
         if (life.end or life.gone) and not life.lost:
             raise RuleBroken(f"R-DEAD: the tool of {life.uid} begins though its job is over")
+        if self._is_on_record_as_over(life, container) and not self._given_up(pod_uid):
+            raise RuleBroken(f"R-DEAD: an attempt of {life.uid} begins after its recorded end")
+
+    def begun_in(self, job_uid: str) -> list[str]:
+        """uids of pods of a Job whose tool has begun."""
+        return [uid for uid, each in self.containers.items() if each.job == job_uid and each.began]
+
+    def _running(self, life: Life) -> list[str]:
+        return [uid for uid, c in self.containers.items() if c.owner == life.uid and c.running]
+
+    def _may_run_beside(self, life: Life, others: list[str]) -> bool:
+        """Whether a tool that may be repeated runs on only where nobody can end it any more."""
+        tool = life.job.status.tool if life.job else None
+        repeatable = tool is not None and bool(tool.repeatable)
+        return repeatable and all(self._given_up(uid) for uid in others)
+
+    @staticmethod
+    def _is_on_record_as_over(life: Life, container: Container) -> bool:
+        attempts = (life.job.status.attempts if life.job else None) or ()
+        return any(each.job_name == container.job_name and each.cause for each in attempts)
 
     def ends(self, pod_uid: str, code: int, reason: str = "Error") -> None:
         container = self.containers[pod_uid]
@@ -160,6 +196,18 @@ class Truth:
             for at, line, event, old in self._story
         ]
 
+    # --- what is sent
+
+    def sends(self, namespace: str, name: str, body: Mapping[str, Any]) -> None:
+        """Take note of a status that an operator sends; what it claims must be in time."""
+        stored = self._server.find(AGENTJOBS, namespace, name) or {}
+        known, new = stored.get("status") or {}, body.get("status") or {}
+        if len(new.get("attempts") or ()) <= len(known.get("attempts") or ()):
+            return
+        deadline = new.get("deadlineAt") or known.get("deadlineAt")
+        if deadline and self._clock.now() >= moment(deadline):
+            raise RuleBroken(f"R-DEADLINE: an attempt of {name} is claimed after the deadline")
+
     # --- what is stored
 
     def _observe(self, event: Event, old: Json | None) -> None:
@@ -187,6 +235,8 @@ class Truth:
             life.asked_at = moment(before["ending"]["at"])
         if known is not None:
             _check_course(known, job)
+            if len(job.status.attempts or ()) > len(known.status.attempts or ()):
+                self._check_claim(life, known, job)
         if job.status.state in TERMINAL and before.get("state") not in TERMINAL:
             life.end = job
             self._check_end(life, job)
@@ -212,17 +262,82 @@ class Truth:
         owner = (job or {"metadata": {}})["metadata"].get("ownerReferences") or [{}]
         uid = owner[0].get("uid", "")
         if uid in self.lives:
-            self.containers[body["metadata"]["uid"]] = Container(uid)
+            meta = (job or body)["metadata"]
+            self.containers[body["metadata"]["uid"]] = Container(uid, meta["uid"], meta["name"])
+
+    def _check_claim(self, life: Life, before: AgentJob, after: AgentJob) -> None:
+        """An attempt may follow, and there is room for it."""
+        spec, status = before.spec, before.status
+        if spec.stop or before.metadata.deletion_timestamp or status.ending or status.finished_at:
+            raise RuleBroken(f"R-CLAIM: {life.uid} was to end and claims another attempt")
+        running = self._running(life)
+        if running and not self._may_run_beside(life, running):
+            raise RuleBroken(f"R-ATTEMPT: {life.uid} claims an attempt while another one runs")
+        if status.attempts:
+            self._check_retry(life, status.attempts[-1], _retry(after))
+        else:
+            self._check_slots(life, after)
+
+    def _check_retry(self, life: Life, last: Attempt, retry: Retry) -> None:
+        group = GROUP_OF.get(last.cause) if last.cause else None
+        if group is None:
+            raise RuleBroken(f"R-ATTEMPT: {life.uid} claims an attempt after {last.cause}")
+        began = [c for c in self._of(life, last.job_name) if c.began]
+        if began and group not in retry.causes:
+            raise RuleBroken(f"R-ATTEMPT: {life.uid} may not be repeated after {last.cause}")
+        if last.cause is CauseCode.OOM_KILLED and not any(c.reason == OOM_KILLED for c in began):
+            raise RuleBroken(f"R-CAUSE: {life.uid} was oom_killed, which nothing shows")
+
+    def _of(self, life: Life, job_name: str) -> list[Container]:
+        mine = (c for c in self.containers.values() if c.owner == life.uid)
+        return [c for c in mine if c.job_name == job_name]
+
+    def _check_slots(self, life: Life, job: AgentJob) -> None:
+        """R-SLOTS: the limit holds, but for claims that were sent by a former leader."""
+        limit = self._limit(job)
+        if limit is None or job.spec.tool_ref is None:
+            return
+        life.claimed_late = self._server.written_by != self._leader()
+        holders = [each for each in self._users(job.spec.tool_ref.name) if _holds(each.job)]
+        if len(holders) > limit:
+            self.exceeded += 1
+            if sum(not each.claimed_late for each in holders) > limit:
+                raise RuleBroken(f"R-SLOTS: {life.uid} is one too many of {limit}")
+
+    def _leader(self) -> str:
+        lease = self._server.all(LEASES)[0]
+        return str(lease["spec"]["holderIdentity"])
+
+    def _users(self, tool: str) -> list[Life]:
+        """AgentJobs of a tool that are there and not over."""
+        lives = (life for life in self.lives.values() if life.job and not life.gone)
+        return [
+            life
+            for life in lives
+            if life.job
+            and life.job.spec.tool_ref
+            and life.job.spec.tool_ref.name == tool
+            and not life.job.status.finished_at
+        ]
+
+    def _limit(self, job: AgentJob) -> int | None:
+        ref, namespace = job.spec.tool_ref, job.metadata.namespace
+        tool = self._server.find(AGENTTOOLS, namespace, ref.name) if ref else None
+        return tool["spec"].get("maxConcurrent") if tool else None
 
     def _check_end(self, life: Life, job: AgentJob) -> None:
         status, cause = job.status, job.status.cause
-        mine = [c for c in self.containers.values() if c.owner == life.uid]
+        last = status.attempts[-1] if status.attempts else None
+        mine = self._of(life, last.job_name) if last else []
         lost = cause is not None and cause.evidence is Evidence.LOST
-        runs = [uid for uid, c in self.containers.items() if c.owner == life.uid and c.running]
+        runs = [uid for uid in self._running(life) if self.containers[uid] in mine]
         if runs and not (lost and all(self._given_up(uid) for uid in runs)):
             raise RuleBroken(f"R-DEAD: {life.uid} ends {status.state} while its tool runs")
-        known = [c for uid, c in self.containers.items() if c in mine and uid in self.witnessed]
-        if cause and not cause.ran and any(c.began for c in known):
+        earlier = [uid for uid in self._running(life) if uid not in runs]
+        if earlier and not self._may_run_beside(life, earlier):
+            raise RuleBroken(f"R-DEAD: {life.uid} ends while an earlier attempt runs")
+        known = [self.containers[uid] for uid in self.witnessed]
+        if cause and not cause.ran and any(c.began and c.owner == life.uid for c in known):
             raise RuleBroken(f"R-CAUSE: {life.uid} ends with ran=false, but its tool began")
         if status.state is State.DONE and not any(self._did_well(life, c) for c in mine):
             raise RuleBroken(f"R-HONEST: {life.uid} is done without an unasked exit 0")
@@ -273,6 +388,17 @@ class Truth:
                 raise RuleBroken(f"R-STOP: {life.uid} was deleted and never goes: {_short(life)}")
             self._check_told(life)
 
+    def check_nobody_waits_in_vain(self) -> None:
+        """R-SLOTS: where all is at rest, who waits for a slot waits because none is free."""
+        for life in self.lives.values():
+            job = life.job
+            waiting = job.status.waiting if job and not life.gone else None
+            if job is None or waiting is None or waiting.code is not WaitingCode.SLOT:
+                continue
+            users = self._users(job.spec.tool_ref.name) if job.spec.tool_ref else []
+            if sum(_holds(each.job) for each in users) < (self._limit(job) or 0):
+                raise RuleBroken(f"R-SLOTS: {life.uid} waits though there is a slot")
+
     @staticmethod
     def _check_told(life: Life) -> None:
         """Every end that somebody asked to be told of was told (R-CALLBACK).
@@ -291,6 +417,14 @@ class Truth:
         raise RuleBroken(f"R-CALLBACK: nobody was told of the end of {life.uid}: {_short(life)}")
 
 
+def _holds(job: AgentJob | None) -> bool:
+    return bool(job and job.status.attempts)
+
+
+def _retry(job: AgentJob) -> Retry:
+    return (job.status.effective and job.status.effective.retry) or Retry()
+
+
 def _check_course(before: AgentJob, after: AgentJob) -> None:
     """What was written once and holds for good is not written over by somebody who did not know."""
     old, new, uid = before.status, after.status, after.metadata.uid
@@ -305,6 +439,9 @@ def _check_course(before: AgentJob, after: AgentJob) -> None:
     for (name, job_uid), known in zip_longest(claims, kept[: len(claims)], fillvalue=("", None)):
         if known != (name, job_uid or known[1]):
             raise RuleBroken(f"R-CLAIM: the claim of {uid} is written over")
+    over = [each for each in old.attempts or () if each.cause]
+    if any(each not in (new.attempts or ()) for each in over):
+        raise RuleBroken(f"R-ATTEMPT: the end of an attempt of {uid} is written over")
     _check_outbox(uid, old, new)
 
 
