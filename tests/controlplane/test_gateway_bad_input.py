@@ -27,6 +27,7 @@ from tests.cluster import ControlPlane
 from tests.controlplane.stage import Place, Scenario, Stage, scenario, told_in
 from tests.controlplane.tenants import (
     CALLS,
+    READ,
     Account,
     Tenant,
     id_in,
@@ -543,7 +544,7 @@ def test_r_key_a_start_without_exactly_one_key_is_refused(
     assert (reply.code, reply.problem) == (400, problem)
 
 
-def test_r_auth_a_cursor_opens_only_what_it_was_given_for(site: Site) -> None:
+def test_r_auth_a_cursor_opens_only_what_it_was_given_for(site: Site, stage: Stage) -> None:
     gateway, alice, bob = site.gateway, site.alice.agent, site.bob.agent
     site.alice.agent.start(gateway, f"{MARK}-second", TOOL)
     page = alice.get(gateway, "/v1/jobs?limit=1").body
@@ -557,6 +558,9 @@ def test_r_auth_a_cursor_opens_only_what_it_was_given_for(site: Site) -> None:
         if alice.get(gateway, f"/v1/jobs?{parameter}{cursors[kind]}").code == 200
     }
     assert taken == {("/v1/jobs?cursor=", "next"), ("/v1/jobs?since=", "since")}
+    # It is of a namespace, not of a caller: rights are looked at for each call.
+    colleague = Tenant(stage, site.alice.namespace).account("colleague", READ).agent
+    assert colleague.get(gateway, f"/v1/jobs?cursor={cursors['next']}").code == 200
     for path in ("output", "result"):
         for kind, cursor in cursors.items():
             reply = alice.get(gateway, f"/v1/jobs/{site.job}/{path}?cursor={cursor}")
