@@ -274,6 +274,21 @@ async def test_r_output_a_log_that_cannot_be_read_ends_as_a_gap(stage: Stage) ->
     assert (await stage.whole(source)).gaps == (Gap(0, LOST),)
 
 
+async def test_r_output_the_end_of_the_job_is_the_end_of_a_pod_that_nobody_saw_end(
+    stage: Stage,
+) -> None:
+    """Its node is lost: the pod says "running" for ever, and its kubelet does not answer."""
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(b"one")
+    streams.follow("key", source)
+    await until(lambda: tool.served, "the first line")
+    tool.always, tool.cuts_after = UnavailableError("502 dial tcp"), 1
+    tool.print(b"lost")
+    assert (await archived(streams, source)).gaps == 1
+    assert not tool.over
+
+
 async def test_r_output_a_log_that_went_with_its_pod_ends_as_a_gap(stage: Stage) -> None:
     streams, source = stage.begin(), stage.source()
     tool = stage.containers[source.pod]

@@ -98,7 +98,7 @@ class Streams(Generic[K]):
         :param patience: seconds for which a log that cannot be read is asked for after the end.
         """
         self.kube = kube
-        self.over = over
+        self._over = over
         self.patience = patience
         self._store = store
         self._metrics = metrics
@@ -169,6 +169,10 @@ class Streams(Generic[K]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- what streams ask for
+
+    def over(self, source: Source) -> bool:
+        """Whether a container has ended; what is known of a lost node knows only the job's end."""
+        return source.path.partition("/")[0] in self._archives or self._over(source)
 
     async def names(self, path: str) -> Sequence[str]:
         """Names of the objects of a stream, in order."""
@@ -321,8 +325,8 @@ class _Stream:
             return Whole.decode(await self._streams.get(f"{path}/{END}"))
         try:
             await self._take_up(stored)
-            while not await self._read():  # noqa: ASYNC110 - it waits in there, too
-                await asyncio.sleep(self._pause)
+            while not await self._read():
+                await self._rest()
         finally:
             self._streams.hold(self._chunks.offset - self._chunks.size)
         whole = Whole(self._chunks.size, self._digest.hexdigest(), tuple(self._chunks.gaps))
@@ -376,6 +380,15 @@ class _Stream:
                     # long that the log may have been rotated twice, and a stream that reads on
                     # passes over the file between in silence.
                     raise UnavailableError("the stream stood still")
+
+    async def _rest(self) -> None:
+        """Pause before the next read, until the container ends at most."""
+        over = self._streams.over(self._source)
+        pause = min(self._pause, self._streams.patience / 4) if over else self._pause
+        clock = asyncio.get_running_loop().time
+        end = clock() + pause
+        while clock() < end and self._streams.over(self._source) == over:  # noqa: ASYNC110
+            await asyncio.sleep(min(pause, FIRST_PAUSE))
 
     def _is_lost(self, error: AgentJobError | ValueError, *, over: bool) -> bool:
         """Whether a log that cannot be read will not be read any more."""

@@ -90,8 +90,10 @@ async def test_r_output_a_page_of_a_living_job_is_gone_on_with(store: OutputStor
     again = await outputs.page(KEYS, record(), Which(), cursor=second.next, limit=65536)
     assert again == third, "the same cursor gives the same page"
     await finish(store, 8)
-    last = await outputs.page(KEYS, record(State.DONE), Which(), cursor=third.next, limit=65536)
-    assert (last.data, last.end) == ("", True)
+    for archived in (False, True):
+        job = record(State.DONE, archived=archived)
+        last = await outputs.page(KEYS, job, Which(), cursor=third.next, limit=65536)
+        assert (last.data, last.end) == ("", archived)
 
 
 async def test_r_output_half_a_character_waits_for_its_rest(store: OutputStore) -> None:
@@ -112,7 +114,8 @@ async def test_r_output_of_a_tool_that_printed_nothing_is_empty(
     store: OutputStore, gaps: tuple[Gap, ...]
 ) -> None:
     await finish(store, 0, gaps)
-    page = await Outputs(store).page(KEYS, record(), Which(), cursor="", limit=65536)
+    job = record(State.DONE, archived=True)
+    page = await Outputs(store).page(KEYS, job, Which(), cursor="", limit=65536)
     assert (page.data, page.end) == ("", True)
     assert [gap.reason for gap in page.gaps] == [gap.reason for gap in gaps]
 
@@ -131,7 +134,7 @@ async def test_r_output_a_chunk_that_was_not_listed_is_waited_for(store: OutputS
 async def test_r_output_a_gap_stands_where_output_is_missing(store: OutputStore) -> None:
     await put(store, b"one\n", b"two\n", gaps=(Gap(4, "rotated"),))
     await finish(store, 8, (Gap(4, "rotated"), Gap(8, "lost")))
-    stopped = record(State.CANCELLED)
+    stopped = record(State.CANCELLED, archived=True)
     page = await Outputs(store).page(KEYS, stopped, Which(), cursor="", limit=65536)
     assert [(gap.offset, gap.reason) for gap in page.gaps] == [(4, "rotated"), (8, "lost")]
     assert page.end
@@ -143,13 +146,31 @@ async def test_r_output_each_attempt_and_index_can_be_asked_for(store: OutputSto
         await store.put(f"{path}/{0:016d}", Head(Mark()).encode() + text)
     outputs = Outputs(store)
     for which, expected in (
-        (Which(), "a2"),
+        (Which(), "a1"),
         (Which(attempt=1), "a1"),
+        (Which(attempt=2), "a2"),
         (Which(index=3), "i3"),
         (Which(attempt=1, index=3), ""),
     ):
         page = await outputs.page(KEYS, record(), which, cursor="", limit=65536)
         assert page.data == expected
+
+
+async def test_r_output_of_all_attempts_is_read_one_after_the_other(store: OutputStore) -> None:
+    """Who reads as it comes gets what others get later; one that printed nothing is no end."""
+    outputs, job, cursor, got = Outputs(store), record(), "", []
+    for attempt, text in ((1, b"a1"), (2, b""), (3, b"a3")):
+        path = f"u1/{stream_name(attempt, 0, f'p{attempt}')}"
+        if text:
+            await store.put(f"{path}/{chunk_name(0)}", Head(Mark()).encode() + text)
+        await store.put(f"{path}/end", Whole(len(text), "0" * 64).encode())
+        page = await outputs.page(KEYS, job, Which(), cursor=cursor, limit=65536)
+        got.append((page.data, page.end))
+        cursor = page.next
+    assert got == [("a1", False), ("", False), ("a3", False)]
+    assert await read_all(outputs, record(State.DONE, archived=True), 65536) == (b"a1a3", 2)
+    page = await outputs.page(KEYS, job, Which(attempt=1), cursor="", limit=65536)
+    assert (page.data, page.end) == ("a1", True)
 
 
 async def test_r_output_a_cursor_of_another_job_is_refused(store: OutputStore) -> None:

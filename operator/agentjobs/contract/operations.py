@@ -215,7 +215,7 @@ OUTPUT = Operation(
         JOB,
         CURSOR,
         LIMIT_BYTES,
-        Parameter("attempt", Ordinal, "Which attempt. Absent: the last one that printed."),
+        Parameter("attempt", Ordinal, "Which attempt. Absent: all, one after the other."),
         Parameter("index", Ordinal, "Of an indexed Job: which completion. Absent: 0."),
     ),
     problems=(P.JOB_NOT_FOUND, P.INVALID_CURSOR),

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -40,7 +40,7 @@ class Which:
     """Which of a job's streams is asked for."""
 
     attempt: int | None = None
-    """None: the last one that printed something."""
+    """None: all, one after the other."""
     index: int = 0
     """Of an indexed Job: which completion."""
 
@@ -101,8 +101,7 @@ class Outputs:
             return Piece(b"", gaps, _seal(keys, record, stream, offset), end=record.over)
         try:
             names = await self._store.names(record.uid)
-            stream = stream or _choose(names, which)
-            return await self._read(keys, record, names, stream, offset, limit)
+            return await self._read_on(keys, record, names, which, (stream, offset), limit)
         except (StoreError, ValueError) as error:
             raise try_later(
                 ProblemType.UNAVAILABLE, "the store of output does not answer", 5
@@ -144,6 +143,32 @@ class Outputs:
             raise try_later(
                 ProblemType.UNAVAILABLE, "the store of results does not answer", 5
             ) from error
+
+    async def _read_on(
+        self,
+        keys: Keys,
+        record: JobRecord,
+        names: Mapping[str, int],
+        which: Which,
+        place: tuple[str, int],
+        limit: int,
+    ) -> Piece:
+        """A part of a stream, or of the next one that has something."""
+        streams = _fitting(names, which)
+        stream, offset = place
+        stream = stream or next(iter(streams), "")
+        gaps: tuple[Gap, ...] = ()
+        while True:
+            piece = await self._read(keys, record, names, stream, offset, limit)
+            following = next((each for each in streams if each > stream), "")
+            if piece.end and not piece.data and following:
+                gaps += () if offset else piece.gaps
+                stream, offset = following, 0
+                continue
+            # Another attempt may follow as long as the job is not over.
+            settled = which.attempt is not None or record.archived
+            end = piece.end and settled and not following
+            return replace(piece, gaps=gaps + piece.gaps, end=end)
 
     async def _read(
         self,
@@ -216,17 +241,15 @@ class Outputs:
         return Whole.decode(await self._store.get(f"{path}/{END}"))
 
 
-def _choose(names: Mapping[str, int], which: Which) -> str:
-    """The stream that is asked for; empty where there is none."""
+def _fitting(names: Mapping[str, int], which: Which) -> list[str]:
+    """The streams that are asked for, in order."""
     streams = sorted({name.partition("/")[0] for name in names})
-    found = [(parse_stream_name(stream), stream) for stream in streams]
-    fitting = [
-        (place[0], stream)
-        for place, stream in found
+    places = [(parse_stream_name(stream), stream) for stream in streams]
+    return [
+        stream
+        for place, stream in places
         if place and place[1] == which.index and which.attempt in {None, place[0]}
     ]
-    last = max((attempt for attempt, _ in fitting), default=0)
-    return next((stream for attempt, stream in fitting if attempt == last), "")
 
 
 def _purpose(record: JobRecord) -> str:
