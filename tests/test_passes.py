@@ -204,8 +204,11 @@ async def test_r_attempt_a_job_is_retired_only_as_it_was_decided_upon(
     stage.kube.jobs = Queue(resumed)
     await stage.run(31)
     (patch,) = stage.kube.jobs.patches
-    assert patch["metadata"] == {"uid": JOB_UID, "resourceVersion": "11"}
-    assert patch["spec"] == {"suspend": True, "parallelism": 0}
+    retired = {"annotations": {"agentjobs.dev/retired": "true"}}
+    assert patch == {
+        "metadata": {"uid": JOB_UID, "resourceVersion": "11", **retired},
+        "spec": {"suspend": True, "parallelism": 0},
+    }
     await stage.run(32)
     assert len(stage.kube.jobs.patches) == 1
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from agentjobs import codec
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus, ToolKind
 from agentjobs.api.agenttool import AgentTool
-from agentjobs.api.names import FINALIZER, LABEL_JOB, Reason
+from agentjobs.api.names import ANNOTATION_RETIRED, FINALIZER, LABEL_JOB, Reason
 from agentjobs.cache import Cache, Key, Record
 from agentjobs.dispatch import Dispatcher, Letter
 from agentjobs.domain.callbacks import event_body
@@ -390,6 +390,7 @@ class Passes:
         retires = isinstance(action, RetireJob)
         if isinstance(action, RetireJob):
             body["metadata"]["resourceVersion"] = action.version
+            body["metadata"]["annotations"] = {ANNOTATION_RETIRED: "true"}
             body["spec"]["parallelism"] = 0
         try:
             answer = await self._kube.patch(JOBS, key.namespace, action.name, body)

@@ -20,6 +20,7 @@ from tests.builders import (
     an_agentjob,
     claimed,
     ended,
+    job_json,
     observed,
     running,
     stamp,
@@ -169,3 +170,19 @@ def test_r_claim_a_job_that_comes_after_the_end_and_that_a_queue_would_resume_is
     never = {"cause": {"code": "stopped", "retryable": False, "ran": False}}
     plan = decide(observed(over(**never), child=held(), now=60))
     assert DeleteJob(JOB_NAME, JOB_UID) in plan.actions
+
+
+@pytest.mark.parametrize(
+    ("annotations", "parallelism", "is_retired"),
+    [
+        pytest.param({"agentjobs.dev/retired": "true"}, 0, True, id="by us"),
+        pytest.param({}, 0, False, id="its template wants no pods"),
+        pytest.param({"agentjobs.dev/retired": "true"}, 1, False, id="somebody has undone it"),
+    ],
+)
+def test_r_attempt_a_job_is_retired_by_us_alone(
+    annotations: Json, parallelism: int, *, is_retired: bool
+) -> None:
+    child = JobView.from_json(job_json(annotations=annotations, spec={"parallelism": parallelism}))
+    assert child.retired is is_retired
+    assert child.single is (is_retired or parallelism == 1)

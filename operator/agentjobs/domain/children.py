@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from agentjobs.api.names import ANNOTATION_PLACEHOLDER, API_VERSION, LABEL_QUEUE
+from agentjobs.api.names import (
+    ANNOTATION_PLACEHOLDER,
+    ANNOTATION_RETIRED,
+    API_VERSION,
+    LABEL_QUEUE,
+)
 from agentjobs.domain.pods import controller_uid, parse_time
 
 
@@ -31,7 +36,7 @@ class JobView:
     halted: bool = False
     """The Job controller makes no pod any more: it took note of the suspension, or gave up."""
     retired: bool = False
-    """It makes no pod whoever resumes it: its parallelism is 0."""
+    """We have seen to it that it makes no pod, whoever resumes it."""
     single: bool = True
     """One pod, once: no replacement can follow."""
     completions: int | None = 1
@@ -67,8 +72,8 @@ class JobView:
             suspended=bool(spec.get("suspend")),
             halted="FailureTarget" in conditions
             or (bool(spec.get("suspend")) and "Suspended" in conditions),
-            retired=spec.get("parallelism") == 0,
-            single=is_single(spec),
+            retired=is_retired(meta, spec),
+            single=is_single(spec) or is_retired(meta, spec),
             completions=spec.get("completions"),
             active=status.get("active") or 0,
             succeeded=status.get("succeeded") or 0,
@@ -98,12 +103,17 @@ def is_single(spec: Mapping[str, Any]) -> bool:
     pod = (spec.get("template") or {}).get("spec") or {}
     return (
         spec.get("completions") == 1
-        and spec.get("parallelism") in {0, 1}
+        and spec.get("parallelism") == 1
         and spec.get("backoffLimit") == 0
         and spec.get("backoffLimitPerIndex") is None
         and not spec.get("podFailurePolicy")
         and pod.get("restartPolicy") == "Never"
     )
+
+
+def is_retired(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether we have kept a Job from making pods. Only a single one is ever retired."""
+    return ANNOTATION_RETIRED in (meta.get("annotations") or {}) and spec.get("parallelism") == 0
 
 
 def agentjob_uid(meta: Mapping[str, Any]) -> str:
