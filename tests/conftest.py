@@ -2,9 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.s3 import S3Server
 
 TIERS = ("unit", "controlplane", "cluster")
 
@@ -29,3 +34,32 @@ def helm() -> Path:
     if os.environ.get("CI"):
         pytest.fail("no helm: run `python -m tests.cluster build`, or name one in HELM")
     pytest.skip("no helm: run `python -m tests.cluster build`, or name one in HELM")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["S3Server"]:
+    """A real S3 server; building it takes minutes."""
+    from tests.s3 import s3_server  # noqa: PLC0415 unit tests need none
+
+    if not os.environ.get("AGENTJOBS_SOAK"):
+        pytest.skip("an S3 server of its own: set AGENTJOBS_SOAK")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("file", id="directory"),
+        pytest.param("s3", id="s3", marks=[pytest.mark.cluster, pytest.mark.soak]),
+    ]
+)
+def store_url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Where output is kept: an empty directory, an empty part of a bucket."""
+    if request.param == "file":
+        return tmp_path.as_uri()
+    server: S3Server = request.getfixturevalue("s3")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://output/{tmp_path.name}"

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -136,9 +135,7 @@ class Stage:
         return Source("ns", pod, pod, "job-1", "tool", started_at, path)
 
     async def whole(self, source: Source) -> Whole:
-        path = f"{source.path}/{END}"
-        await until((Path(self.root) / path).exists, "the end of the stream")
-        return Whole.decode(await self.store.get(path))
+        return Whole.decode(await self.store.get(f"{source.path}/{END}"))
 
     async def kept(self, source: Source) -> bytes:
         data = b""
@@ -147,9 +144,10 @@ class Stage:
                 data += Head.decode(await self.store.get(f"{source.path}/{name}"))[1]
         return data
 
-    @property
-    def root(self) -> str:
-        return self.store.url.removeprefix("file://") + "/output"
+    async def until_stored(self, source: Source) -> None:
+        async with asyncio.timeout(WITHIN):
+            while not await self.store.names(source.path):  # noqa: ASYNC110 - files
+                await asyncio.sleep(POLL)
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
@@ -169,10 +167,10 @@ async def archived(streams: Streams[str], *sources: Source) -> Archived:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+async def stage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     for name, seconds in (("FIRST_PAUSE", 0.01), ("LARGEST_PAUSE", 0.05), ("STORE_SECONDS", 0.2)):
         monkeypatch.setattr(module, name, seconds)
-    stage = Stage(FaultyStore.open(tmp_path.as_uri()))
+    stage = Stage(FaultyStore.open(store_url))
     yield stage
     for streams in stage.made:
         await streams.close()
@@ -204,7 +202,7 @@ async def test_r_output_a_new_leader_goes_on_where_the_last_one_was(stage: Stage
         tool.print(*(b"%d.%d" % (life, n) for n in range(50)), at=start + timedelta(seconds=life))
         await until(lambda served=served: tool.served > served + 20, "what was printed")
         if life % 2:
-            await until(lambda: Path(stage.root, source.path).exists(), "a chunk")
+            await stage.until_stored(source)
         await streams.close()
     tool.over = True
     whole = await archived(stage.begin(), source)
@@ -313,7 +311,7 @@ async def test_r_output_a_stream_that_nobody_goes_on_with_ends_as_a_gap(stage: S
     tool.print(b"x" * 2_000_000)
     first = stage.begin()
     first.follow("key", source)
-    await until(lambda: Path(stage.root, source.path).exists(), "a chunk")
+    await stage.until_stored(source)
     await first.close()
     whole = await archived(stage.begin())
     assert (whole.size, whole.gaps) == (len(tool.output), 1)
