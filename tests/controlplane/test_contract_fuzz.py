@@ -67,6 +67,8 @@ class Ground:
     foreign: tuple[str, ...]
     pod: str
     """Token of the pod of the job that runs."""
+    fresh: Account
+    """Somebody of the caller's namespace who has used no key yet."""
 
 
 ENDS: dict[str, Document] = {
@@ -102,6 +104,7 @@ def ground(stage: Stage) -> Iterator[Ground]:
         tenant.usable_tool("typed", inputSchema=TYPED)
     other.usable_tool(CANARY, description=CANARY)
     caller = mine.account("stranger", CALLS, MAKE_JOBS, use("open", "typed"))
+    fresh = mine.account("fresh", CALLS, use("open"))
     neighbour = other.account("neighbour", CALLS, use("open", "typed", CANARY))
     until_offered(caller.agent, "typed", gateway)
     until_offered(neighbour.agent, CANARY, gateway)
@@ -114,7 +117,7 @@ def ground(stage: Stage) -> Iterator[Ground]:
     for this in jobs:
         ask(stage, mine, this, caller)
     publish_a_key(stage)
-    yield Ground(gateway, caller, jobs, foreign, pod_of(mine, jobs[-1], caller))
+    yield Ground(gateway, caller, jobs, foreign, pod_of(mine, jobs[-1], caller), fresh)
     gateway.close()
 
 
@@ -427,10 +430,12 @@ def test_r_auth_only_the_right_cursor_opens_anything(
 @found
 @given(st.text(UNSAFE, max_size=300))
 def test_r_key_a_key_is_taken_as_it_is_or_refused(ground: Ground, key: str) -> None:
-    reply = send(ground, "POST", "/v1/jobs", f"Idempotency-Key: {key}", body=BODY)
+    agent = ground.fresh.agent
+    token = f"Authorization: Bearer {agent.token}"
+    reply = send(ground, "POST", "/v1/jobs", token, f"Idempotency-Key: {key}", body=BODY)
     shown = key.strip(" \t")
     if re.fullmatch(r"[\x21-\x7e]{1,255}", shown):
-        again = ground.caller.agent.start(ground.gateway, shown, "open")
+        again = agent.start(ground.gateway, shown, "open")
         assert id_in(reply) == id_in(again)
     else:
         assert reply.problem in {"key-required", "invalid-request"}
@@ -465,7 +470,8 @@ def test_r_auth_only_a_whole_token_is_one(ground: Ground, data: st.DataObject) -
         forged.map(lambda each: f"Bearer {each}") | st.text(UNSAFE, max_size=100)
         | st.tuples(st.text(UNSAFE, max_size=9), st.just(token)).map(" ".join)
     )  # fmt: skip
-    assume(header.strip().lower() != f"bearer {token}".lower())
+    words = header.split()
+    assume(words[1:] != [token] or words[0].lower() != "bearer")
     reply = send(ground, "GET", f"/v1/jobs?namespace={MINE}", f"Authorization: {header}")
     assert (reply.code, reply.problem) in {(401, "unauthenticated"), (400, "invalid-request")}
     assert reply.code == 400 or reply.headers["WWW-Authenticate"].startswith("Bearer")
