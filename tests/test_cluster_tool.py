@@ -231,7 +231,7 @@ def test_the_cache_key_changes_with_the_checksums(
 
 
 @pytest.mark.parametrize(
-    "program", (*programs.ALL, *programs.ON_DEMAND), ids=lambda program: program.name
+    "program", [*programs.ALL, *programs.ON_DEMAND], ids=lambda program: program.name
 )
 def test_every_program_has_a_version(program: programs.Program) -> None:
     assert program.version.startswith("v")

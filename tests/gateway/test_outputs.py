@@ -156,6 +156,23 @@ async def test_r_output_each_attempt_and_index_can_be_asked_for(store: OutputSto
         assert page.data == expected
 
 
+async def test_r_output_a_gap_at_the_end_of_a_stream_is_told_once(store: OutputStore) -> None:
+    outputs, cursor, got = Outputs(store), "", []
+    await finish(store, await put(store, b"one\n"), (Gap(4, "lost"),))
+    for archived in (False, False, True):
+        job = record(State.DONE, archived=archived)
+        page = await outputs.page(KEYS, job, Which(), cursor=cursor, limit=65536)
+        got += [(page.data, len(page.gaps), page.end)]
+        cursor = page.next
+    assert got == [("one\n", 0, False), ("", 0, False), ("", 1, True)]
+    second = f"u1/{stream_name(2, 0, 'p2')}"
+    await store.put(f"{second}/{chunk_name(0)}", Head(Mark()).encode() + b"two\n")
+    page = await outputs.page(KEYS, record(), Which(), cursor="", limit=65536)
+    assert (page.data, page.gaps) == ("one\n", ())
+    page = await outputs.page(KEYS, record(), Which(), cursor=page.next, limit=65536)
+    assert (page.data, [gap.reason for gap in page.gaps]) == ("two\n", ["lost"])
+
+
 async def test_r_output_of_all_attempts_is_read_one_after_the_other(store: OutputStore) -> None:
     """Who reads as it comes gets what others get later; one that printed nothing is no end."""
     outputs, job, cursor, got = Outputs(store), record(), "", []

@@ -162,13 +162,16 @@ class Outputs:
             piece = await self._read(keys, record, names, stream, offset, limit)
             following = next((each for each in streams if each > stream), "")
             if piece.end and not piece.data and following:
-                gaps += () if offset else piece.gaps
+                gaps += piece.gaps
                 stream, offset = following, 0
                 continue
             # Another attempt may follow as long as the job is not over.
             settled = which.attempt is not None or record.archived
             end = piece.end and settled and not following
-            return replace(piece, gaps=gaps + piece.gaps, end=end)
+            # A gap at the end of a stream is told once: when the reader leaves it.
+            after = offset + len(piece.data)
+            gaps += tuple(gap for gap in piece.gaps if end or gap.offset < after)
+            return replace(piece, gaps=gaps, end=end)
 
     async def _read(
         self,
