@@ -58,6 +58,8 @@ STORE_SECONDS = 60.0
 """How long the store is waited for, beyond a log, before it is said that output is missing."""
 ROTATION = timedelta(seconds=10)
 """How often the kubelet rotates logs that have become large."""
+ONE_FILE = timedelta(seconds=9)
+"""What a file that the kubelet passes over must have been written for: it was rotated twice."""
 FIRST_LINE_WITHIN = timedelta(seconds=2)
 
 
@@ -438,7 +440,7 @@ class _Stream:
         if not mark.stamp:
             return False
         at = moment(mark.stamp)
-        jumped = bool(self._mark.stamp) and at - moment(self._mark.stamp) > ROTATION / 2
+        jumped = bool(self._mark.stamp) and at - moment(self._mark.stamp) > ONE_FILE
         overtaken = jumped and self._behind > ROTATION
         lag = datetime.now(UTC) - at
         self._lag = min(self._lag, lag)

@@ -39,6 +39,7 @@ class Logs:
         self.most = 0
         self.over = threading.Event()
         self.port = 0
+        self._lines: dict[str, str] = {}
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(certificate, key)
 
@@ -62,9 +63,10 @@ class Logs:
         self.open += 1
         self.most = max(self.most, self.open)
         try:
-            for number in range(LINES):
-                stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000Z"
-                await answer.write(f"{stamp} line {number}\n".encode())
+            # Whoever asks again gets the same.
+            stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000Z"
+            lines = "".join(f"{stamp} line {number}\n" for number in range(LINES))
+            await answer.write(self._lines.setdefault(request.path, lines).encode())
             while not self.over.is_set():  # noqa: ASYNC110 - told by another thread
                 await asyncio.sleep(POLL)
         finally:

@@ -61,7 +61,9 @@ class Gap:
 
 ROTATED: Final = "the log went on in another file or container while nobody read it"
 LATE: Final = "the log was read late; what was rotated away until then is missing, if anything was"
-OVERTAKEN: Final = "the log was rotated faster than it was read; what was between is missing"
+OVERTAKEN: Final = (
+    "the log was rotated faster than it was read; what was between is missing, if anything was"
+)
 LOST: Final = "the container's log was gone before it could be read to its end"
 
 
