@@ -201,6 +201,11 @@ class Record:
 
     def _begin(self, kind: str) -> str:
         listed = self._api.send("GET", path_of(kind, "")).object()
+        there = {body["metadata"]["uid"] for body in listed["items"]}
+        gone = [b for b in list(self._latest.values()) if b["kind"] == kind]
+        for body in gone:
+            if body["metadata"]["uid"] not in there:
+                self._take("DELETED", body)
         for body in listed["items"]:
             self._take("ADDED", {**body, "kind": kind})
         return str(listed["metadata"]["resourceVersion"])
@@ -209,9 +214,13 @@ class Record:
         while not self._closed:
             try:
                 for event in self._events(kind, version):
+                    if event["type"] == "ERROR":
+                        # An API server that was restarted knows nothing of the time before.
+                        version = self._begin(kind)
+                        break
                     version = event["object"]["metadata"]["resourceVersion"]
                     self._take(event["type"], event["object"])
-            except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            except (OSError, http.client.HTTPException, ValueError, AttributeError, RefusedError):
                 # Closed by us, or by the API server; the next stream begins where this one ended.
                 time.sleep(POLL)
 

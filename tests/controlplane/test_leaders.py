@@ -1,5 +1,6 @@
 """Leaders that are killed, frozen and cut off under load: nothing is lost, nothing runs twice."""
 
+import http.client
 import os
 import random
 import sys
@@ -87,8 +88,7 @@ class Load:
 
     def run(self) -> None:
         while not self._ended.is_set():
-            if self.made - self.over() < LIVE:
-                self._create(f"job-{self.made}")
+            if self.made - self.over() < LIVE and self._create(f"job-{self.made}"):
                 self.made += 1
             else:
                 time.sleep(POLL)
@@ -100,16 +100,19 @@ class Load:
         jobs = self.record.all("AgentJob", NAMESPACE)
         return sum((job.get("status") or {}).get("state") in ENDS for job in jobs)
 
-    def _create(self, name: str) -> None:
+    def _create(self, name: str) -> bool:
+        """Create one; whether it is there. The API server may be away."""
         meta = {"name": name, "namespace": NAMESPACE}
-        self.api.create(
-            {
-                "apiVersion": "agentjobs.dev/v1alpha1",
-                "kind": "AgentJob",
-                "metadata": meta,
-                "spec": {"template": template(), "ttlSecondsAfterFinished": 86400},
-            }
-        )
+        body = {
+            "apiVersion": "agentjobs.dev/v1alpha1",
+            "kind": "AgentJob",
+            "metadata": meta,
+            "spec": {"template": template(), "ttlSecondsAfterFinished": 86400},
+        }
+        try:
+            return self.api.try_create(body).code in {201, 409}
+        except (OSError, http.client.HTTPException):
+            return False
 
 
 @pytest.mark.timeout(2400)
