@@ -318,6 +318,7 @@ class _Stream:
         self._lag = timedelta.max
         """The least that lines were behind the clock: what the node's clock is off, and the way."""
         self._behind = timedelta()
+        self._opened_at = datetime.now(UTC)
 
     async def run(self) -> Whole:
         """Follow until the container has ended and all that it printed is stored."""
@@ -366,6 +367,7 @@ class _Stream:
         clock = asyncio.get_running_loop().time
         alive_at = clock()
         self._lag, self._behind = timedelta.max, timedelta()
+        self._opened_at = datetime.now(UTC)
         pieces = self._streams.kube.follow_log(
             source.namespace, source.pod, source.container, since=since, follow=not over
         )
@@ -432,8 +434,8 @@ class _Stream:
         started_at = self._source.started_at
         if self._mark.stamp or self._chunks.size or started_at is None:
             return False
-        late = datetime.now(UTC) > started_at + ROTATION
-        return late and moment(first) > started_at + FIRST_LINE_WITHIN
+        # What was printed since it was opened cannot follow a file that was rotated before.
+        return started_at + FIRST_LINE_WITHIN < moment(first) < self._opened_at
 
     def _was_overtaken(self, mark: Mark) -> bool:
         """Whether the kubelet passed over a file: far behind, it goes on in the newest one."""
