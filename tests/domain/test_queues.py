@@ -1,5 +1,6 @@
 """Jobs that a queue suspends and resumes: a tool that has begun never begins again (R-ATTEMPT)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,9 @@ def retired(plan: Plan) -> bool:
             False,
             id="somebody else deletes the pod, which the Job will count",
         ),
+        pytest.param(
+            a_pod(running(), deleted_at=52), held(active=1), False, id="it has begun again by now"
+        ),
         pytest.param(a_pod(waiting()), held(suspended=True), False, id="it has not begun"),
         pytest.param(
             a_pod(running()), held(suspended=True, retired=True), False, id="that was done"
@@ -118,11 +122,21 @@ def test_r_attempt_what_ended_while_nobody_watched_does_not_begin_again(record: 
     assert (cause.code, cause.ran, cause.evidence) == (CauseCode.PREEMPTED, True, Evidence.LOST)
 
 
+def test_r_attempt_a_pod_that_the_watch_has_not_shown_is_looked_for() -> None:
+    """The queue was quicker than we: the tool has begun again, and is not ended for that."""
+    dead, runs = a_pod(ended(143), deleted_at=52), a_pod(running(since=55), uid="p2")
+    resumed = seen((dead,), held(active=1))
+    assert decide(replace(resumed, pods_listed=False)).need == ReadPods()
+    plan = decide(replace(resumed, pods=(dead, runs)))
+    assert not plan.actions
+    assert plan.status is not None
+    assert plan.status.finished_at is None
+
+
 def test_r_attempt_after_a_retirement_the_pods_are_listed_before_anything_is_judged() -> None:
     child = held(suspended=True, retired=True, halted=True)
     listed = seen((a_pod(ended(143), deleted_at=52),), child)
-    unlisted = observed(listed.job, child=child, pods=listed.pods, pods_listed=False)
-    assert decide(unlisted).need == ReadPods()
+    assert decide(replace(listed, pods_listed=False)).need == ReadPods()
     assert decide(listed).status is not None
 
 

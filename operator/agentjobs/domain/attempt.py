@@ -123,7 +123,9 @@ def _retire(child: JobView) -> RetireJob:
 def _counts_unseen_pods(seen: Observed, child: JobView) -> bool:
     """Whether the Job knows of pods whose evidence is not here, because their watch lags behind."""
     counted = child.active + child.succeeded + child.failed
-    return not seen.pods_listed and len(seen.pods) < counted
+    # Pods that ended because a queue had their Job suspended are not counted.
+    another = child.queued and child.active > sum(not pod.dead for pod in seen.pods)
+    return not seen.pods_listed and (len(seen.pods) < counted or another)
 
 
 def _unrecorded(seen: Observed, child: JobView) -> Ending | None:

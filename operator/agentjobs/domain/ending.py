@@ -125,11 +125,13 @@ def can_be_resumed(seen: Observed, child: JobView) -> bool:
 def loses_its_place(seen: Observed, child: JobView) -> bool:
     """Whether a queue takes back the place of a Job whose tool has begun.
 
-    Once its pod has ended, a Job that was resumed meanwhile makes another one at once.
+    Once its pod has ended, a Job that was resumed meanwhile makes another one at once. One that has
+    made it before anybody could look runs on.
     """
     if not _is_held(child) or not started(seen):
         return False
-    return child.suspended or any(pod.delete_by and not pod.tracked for pod in seen.pods)
+    goes = any(pod.delete_by and not pod.tracked for pod in seen.pods)
+    return child.suspended or (goes and not child.active)
 
 
 def _is_held(child: JobView) -> bool:
