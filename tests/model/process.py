@@ -3,9 +3,8 @@
 Its requests are objects that the test carries to the API server and back, late or never.
 """
 
-import copy
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -24,16 +23,10 @@ from agentjobs.kube import (
     AGENTJOBS,
     AGENTTOOLS,
     JOBS,
-    LEASES,
     NODES,
     PODS,
-    TOTAL_SECONDS,
-    ConflictError,
     Kube,
-    KubeError,
-    NotFoundError,
     Resource,
-    UnavailableError,
 )
 from agentjobs.lease import Lease, Terms
 from agentjobs.metrics import Metrics
@@ -41,248 +34,18 @@ from agentjobs.notices import Notices
 from agentjobs.passes import Passes
 from agentjobs.relist import Relist
 from agentjobs.workqueue import WorkQueue
-from tests.model.apiserver import ApiServer, Event, Json, copied
+from tests.model.apiserver import ApiServer, Event, Json
 from tests.model.clock import Clock
 from tests.model.kubelets import NAMESPACE
+from tests.model.parts import Post, Queue
 from tests.model.truth import RuleBroken, Truth
+from tests.model.wire import ModelKube, Request, Task
 
 TERMS = Terms()
-IN_FLIGHT_SECONDS = float(TOTAL_SECONDS)
-"""How long a request may be on its way: longer than a Lease lasts, so that it may be carried out
-while another leads."""
-LARGEST_BACKOFF = 30.0
-UNPROCESSABLE = 422
 POLICY = Policy(destinations=Destinations(rules=(Rule(hosts=("agents.example.net",)),)))
 WATCHED = (AGENTJOBS, AGENTTOOLS, JOBS, PODS, NODES)
 SHARED_METRICS = Metrics()
 """One for all processes: making one is slow, and nothing here reads it."""
-
-
-class Request:
-    """One call on its way to the API server and back."""
-
-    def __init__(self, call: Callable[[], Any], kube: "ModelKube", verb: str) -> None:
-        self._call = call
-        self._kube = kube
-        self._answer: Any = None
-        self._error: AgentJobError | None = None
-        self.verb = verb
-        self.sender = kube.identity()
-        self.sent_at = kube.clock.monotonic()
-        self.done = False
-        self.conflict = False
-
-    @property
-    def writes(self) -> bool:
-        return self.verb != "read"
-
-    def carry_out(self) -> None:
-        """Let the API server do it; the answer is not back yet."""
-        if self.done:
-            return
-        self.done = True
-        server = self._kube.server
-        before, server.written_by = server.written_by, self.sender
-        try:
-            self._answer = self._call()
-        except KubeError as error:
-            if self.writes and error.code == UNPROCESSABLE:
-                raise RuleBroken(f"R-STATE-FINAL: the API server refused: {error}") from error
-            self._error = error
-            self.conflict = isinstance(error, ConflictError)
-        finally:
-            server.written_by = before
-
-    def lose(self) -> None:
-        """Break the connection: whoever waits learns nothing of what was done."""
-        self.done = True
-        self._error = UnavailableError("the connection broke")
-
-    def time_out(self) -> "Request":
-        """Let the sender give up; what it sent is still on its way."""
-        twin = copy.copy(self)
-        self.lose()
-        return twin
-
-    def __await__(self) -> Generator["Request", None, Any]:
-        yield self
-        if not self.done:
-            raise RuntimeError("resumed before it was carried out")
-        if self._error is not None:
-            raise self._error
-        return copied(self._answer)
-
-
-class ModelKube:
-    """The interface of `Kube`; every call is a `Request`."""
-
-    def __init__(
-        self, server: ApiServer, truth: Truth, clock: Clock, identity: Callable[[], str]
-    ) -> None:
-        self.server = server
-        self.clock = clock
-        self.identity = identity
-        self._truth = truth
-        self.writes = 0
-        """Writes that the API server was asked for, Leases left out."""
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        return cast("Json", await self._read(self.server.get, resource, namespace, name))
-
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Json:
-        call = partial(self.server.create, resource, namespace, body)
-        verb = "create a Job" if resource == JOBS else "write"
-        return cast("Json", await self._send(call, resource, verb))
-
-    async def patch(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        body: Mapping[str, Any],
-        subresource: str = "",
-    ) -> Json:
-        if resource == AGENTJOBS and subresource:
-            self._truth.sends(namespace, name, body)
-        call = partial(self.server.patch, resource, namespace, name, body, subresource)
-        return cast("Json", await self._send(call, resource))
-
-    async def replace(
-        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
-    ) -> Json:
-        call = partial(self.server.replace, resource, namespace, name, body)
-        return cast("Json", await self._send(call, resource))
-
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        call = partial(self.server.delete, resource, namespace, name, uid)
-        try:
-            await self._send(call, resource)
-        except (NotFoundError, ConflictError):
-            return
-
-    async def pages(
-        self, resource: Resource, _namespace: str = "", params: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Json]:
-        yield await self._read(self.server.listed, resource, params)
-
-    async def last_line(self, *_: Any) -> str:
-        return ""
-
-    async def _read(self, call: Callable[..., Any], *args: Any) -> Any:
-        return await Request(partial(call, *args), self, "read")
-
-    async def _send(self, call: Callable[[], Any], resource: Resource, verb: str = "write") -> Any:
-        if resource != LEASES:
-            self.writes += 1
-        return await Request(call, self, verb)
-
-
-class Task:
-    """A coroutine that runs from one request to the next."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
-        self.request: Request | None = None
-        self.finished = False
-        self.result: Any = None
-        self.error: Exception | None = None
-        self._resume()
-
-    def carry_out(self) -> None:
-        if self.request:
-            self.request.carry_out()
-
-    def answer(self) -> None:
-        """Bring the answer back, and go on until the next request."""
-        self.carry_out()
-        self._resume()
-
-    def run(self) -> Any:
-        """Go on to the end without any trouble."""
-        while not self.finished:
-            self.answer()
-        if self.error:
-            raise self.error
-        return self.result
-
-    def _resume(self) -> None:
-        try:
-            self.request = cast("Request", self._work.send(None))
-        except StopIteration as stop:
-            self.request, self.finished, self.result = None, True, stop.value
-        except Exception as error:  # noqa: BLE001 - whoever waits for the task looks at it
-            self.request, self.finished, self.error = None, True, error
-
-    def abandon(self) -> Request | None:
-        """Die with the process; what was sent and not yet carried out is still on its way."""
-        self._work.close()
-        request, self.request, self.finished = self.request, None, True
-        return request if request and request.writes and not request.done else None
-
-
-class Queue:
-    """The work queue's rules in virtual time: coalesced keys, delays, back-off."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.due: dict[Key, float] = {}
-        self._failures: Counter[Key] = Counter()
-
-    def add(self, key: Key) -> None:
-        self.due[key] = self._clock.monotonic()
-
-    def add_later(self, key: Key, delay: float) -> None:
-        moment = self._clock.monotonic() + delay
-        self.due[key] = min(moment, self.due.get(key, moment))
-
-    def forget(self, key: Key) -> None:
-        if self.due.get(key, 0) > self._clock.monotonic():
-            del self.due[key]
-        del self._failures[key]
-
-    def ready(self) -> list[Key]:
-        return sorted(key for key, at in self.due.items() if at <= self._clock.monotonic())
-
-    def failing(self) -> bool:
-        """Whether some pass must be made again because the last one failed."""
-        return any(self._failures.values())
-
-    def ended(self, key: Key, task: Task) -> None:
-        """Take note of the end of a pass."""
-        if task.error:
-            self._failures[key] += 1
-            self.add_later(key, min(0.1 * 2 ** self._failures[key], LARGEST_BACKOFF))
-            return
-        del self._failures[key]
-        if task.result is not None:
-            self.add_later(key, task.result)
-
-
-class Post:
-    """The dispatcher's rules without a network: what it was given waits to reach the receiver."""
-
-    def __init__(self, tell: Callable[[Key], None]) -> None:
-        self._tell = tell
-        self._outcomes: dict[str, Outcome] = {}
-        self.flying: dict[str, tuple[Key, Letter]] = {}
-
-    def submit(self, key: Key, letter: Letter) -> None:
-        if letter.id not in self.flying and letter.id not in self._outcomes:
-            self.flying[letter.id] = (key, letter)
-
-    def outcome(self, event_id: str) -> Outcome | None:
-        return self._outcomes.get(event_id)
-
-    def busy(self, event_id: str) -> bool:
-        return event_id in self.flying
-
-    def settle(self, event_id: str) -> None:
-        self._outcomes.pop(event_id, None)
-
-    def arrives(self, event_id: str, outcome: Outcome) -> None:
-        key, _ = self.flying.pop(event_id)
-        self._outcomes[event_id] = outcome
-        self._tell(key)
 
 
 class AttentiveFeed(Feed):
@@ -520,6 +283,16 @@ class Process:
         tasks = list(self.life.tasks.values()) if self.life else []
         sent = [task.request for task in tasks if task.request]
         return [request for request in (*sent, *self.zombies) if not request.done]
+
+    def see_only(self, resource: Resource) -> None:
+        """See all that is new of one kind, and make the passes that it asks for."""
+        if self.life is None or self.frozen:
+            return
+        for event in [event for event in self.life.unseen if event.resource == resource]:
+            self.see(event)
+        for key in self.idle_keys() if self.life.ready else []:
+            self.begin_pass(key)
+            self.finish(key)
 
     def know_all(self) -> None:
         """Complete the first list."""

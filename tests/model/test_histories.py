@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.machine import Histories, total
+from tests.model.machine import Histories
+from tests.model.stage import total
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 COUNT = int(os.environ.get("AGENTJOBS_HISTORIES") or (2000 if SOAK else 300))

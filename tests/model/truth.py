@@ -10,7 +10,14 @@ from typing import Any
 import orjson
 
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus, Attempt, DeliveryState, Retry
-from agentjobs.api.names import ANNOTATION_PLACEHOLDER, CauseCode, Evidence, State, WaitingCode
+from agentjobs.api.names import (
+    ANNOTATION_PLACEHOLDER,
+    ANNOTATION_RETIRED,
+    CauseCode,
+    Evidence,
+    State,
+    WaitingCode,
+)
 from agentjobs.domain.callbacks import DELETION_PATIENCE
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.observed import Policy
@@ -153,7 +160,8 @@ class Truth:
         """Whether a tool that may be repeated runs on only where nobody can end it any more."""
         tool = life.job.status.tool if life.job else None
         repeatable = tool is not None and bool(tool.repeatable)
-        return repeatable and all(self._given_up(uid) for uid in others)
+        placed_again = all(self.containers[uid].job in self.placed_again for uid in others)
+        return (repeatable or placed_again) and all(self._given_up(uid) for uid in others)
 
     @staticmethod
     def _is_on_record_as_over(life: Life, container: Container) -> bool:
@@ -219,6 +227,8 @@ class Truth:
             self._observe_agentjob(event, old)
         elif event.resource == JOBS and old is None:
             self._observe_new_job(event.body)
+        elif event.resource == JOBS and old and _is_retired(event.body) > _is_retired(old):
+            self._check_retirement(old)
         elif event.resource == PODS and old is None:
             self._observe_new_pod(event.body)
 
@@ -256,6 +266,14 @@ class Truth:
             raise RuleBroken(f"R-CLAIM: Job {meta['name']} is created without a claim")
         if ANNOTATION_PLACEHOLDER not in (meta.get("annotations") or {}) and life.end:
             raise RuleBroken(f"R-STATE-FINAL: Job {meta['name']} is created after the end")
+
+    def _check_retirement(self, job: Json) -> None:
+        """A tool that has its place runs on: only what loses it is retired."""
+        for uid in self.begun_in(job["metadata"]["uid"]):
+            pod = self._server.by_uid(PODS, uid)
+            goes = job["spec"].get("suspend") or not pod or "deletionTimestamp" in pod["metadata"]
+            if self.containers[uid].running and not goes:
+                raise RuleBroken(f"R-ATTEMPT: {job['metadata']['name']} is retired while it runs")
 
     def _observe_new_pod(self, body: Json) -> None:
         job = self._server.by_uid(JOBS, body["metadata"]["ownerReferences"][0]["uid"])
@@ -415,6 +433,10 @@ class Truth:
         if life.refused_for_good or (given_up and patient):
             return
         raise RuleBroken(f"R-CALLBACK: nobody was told of the end of {life.uid}: {_short(life)}")
+
+
+def _is_retired(job: Json) -> bool:
+    return ANNOTATION_RETIRED in (job["metadata"].get("annotations") or {})
 
 
 def _holds(job: AgentJob | None) -> bool:
