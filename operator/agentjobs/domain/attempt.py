@@ -12,6 +12,7 @@ from agentjobs.api.agentjob import (
 from agentjobs.api.names import (
     CauseCode,
     ConditionType,
+    Evidence,
     Reason,
     State,
 )
@@ -112,7 +113,7 @@ def _over(seen: Observed, attempt: Attempt, child: JobView) -> Plan:
     if child.retired and not seen.pods_listed:
         return Plan(need=ReadPods())
     ending = seen.job.status.ending or _unrecorded(seen, child)
-    verdict = _judge(seen, child, ending)
+    verdict = _unsure(seen, _judge(seen, child, ending))
     return try_again(seen, attempt, verdict) or end(seen, verdict, ending)
 
 
@@ -278,7 +279,7 @@ def _handed_in(seen: Observed) -> bool:
 
 def _may_have_begun(seen: Observed) -> bool:
     """Whether the tool began, or nobody can say that it did not."""
-    if started(seen) or any(may_have_begun(pod) for pod in seen.pods):
+    if started(seen) or any(may_have_begun(pod) for pod in seen.pods) or _vanished(seen):
         return True
     # A pod on record that is not there came to its end while nobody watched.
     on_record = bool(seen.job.status.pod_name)
@@ -289,6 +290,23 @@ def _may_have_begun(seen: Observed) -> bool:
     return not seen.pods and bool(on_record or child.succeeded or child.failed)
 
 
+def _vanished(seen: Observed) -> tuple[str, ...]:
+    """Pods on record that came to their end while nobody watched; one may have been the tool's.
+
+    They stay on record: what replaced them says nothing of them.
+    """
+    known = {pod.uid for pod in seen.pods}
+    return tuple(uid for uid in seen.job.status.pod_uids or () if uid not in known)
+
+
+def _unsure(seen: Observed, verdict: Verdict) -> Verdict:
+    """Claim of no tool that it never began where a pod of its attempt has vanished."""
+    if verdict.cause is None or verdict.cause.ran or not _vanished(seen):
+        return verdict
+    unseen = {"ran": True, "retryable": False, "evidence": Evidence.LOST}
+    return replace(verdict, cause=verdict.cause.model_copy(update=unseen))
+
+
 def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobStatus:
     """The status of an attempt that is not over."""
     pod = _pod_to_show(seen.pods)
@@ -297,6 +315,7 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
     name = pod.name if pod else seen.job.status.pod_name
     if child.queued and seen.pods and all(p.dead and not may_have_begun(p) for p in seen.pods):
         name = None
+    alive = [p.uid for p in seen.pods if not p.dead]
     status = seen.job.status.model_copy(
         update={
             "deadline_at": deadline(seen),
@@ -304,7 +323,7 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
             "job_name": child.name,
             "pod_name": name,
             "pod_phase": pod.phase if pod else None,
-            "pod_uids": tuple(p.uid for p in seen.pods if not p.dead)[:MAX_POD_UIDS] or None,
+            "pod_uids": (*alive, *_vanished(seen))[:MAX_POD_UIDS] or None,
             "pods": counts(child, seen.pods),
             "started_at": seen.job.status.started_at or begun,
         }
