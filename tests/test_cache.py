@@ -364,3 +364,24 @@ def test_r_slots_nothing_is_counted_for_a_tool_without_a_limit() -> None:
     cache.put_agentjob(user("b", 2, **IN_LINE))
     assert slots(cache, "b") == (0, 0)
     assert cache.next_in_line(TOOL) == []
+
+
+def test_r_depends_an_end_is_kept_for_those_that_have_not_begun() -> None:
+    cache = Cache()
+    waiting = agentjob("w", 1, dependsOn=[{"name": "first"}])
+    cache.put_agentjob(waiting)
+    first = Key(NS, "first")
+    assert cache.is_awaited(first)
+    cache.put_agentjob({**waiting, "metadata": meta("a", "w", 2), "status": CLAIMED})
+    assert not cache.is_awaited(first), "it has seen the end, and begun"
+    cache.drop_agentjob(Key(NS, "a"), "w")
+    assert cache._dependents == {}
+
+
+def test_r_slots_all_in_line_are_found_when_the_limit_goes() -> None:
+    cache = Cache()
+    cache.put_tool(limited(1))
+    cache.put_agentjob(user("a", 1, at=1, **CLAIMED))
+    cache.put_agentjob(user("b", 2, at=2, **IN_LINE))
+    assert cache.next_in_line(TOOL) == []
+    assert cache.in_line(TOOL) == [Key(NS, "b")]

@@ -132,6 +132,8 @@ class Cache:
             self._leave(key)
             self.release(key)
             del self.records[key]
+            for dependency in codec.loads(record.body)["spec"].get("dependsOn") or ():
+                self._forget_dependent(Key(key.namespace, dependency["name"]), key)
         self._keys.pop(uid, None)
 
     def dependents(self, key: Key) -> Iterable[Key]:
@@ -141,9 +143,18 @@ class Cache:
     def forget_dependent(self, job: AgentJob, key: Key) -> None:
         """Take an AgentJob that waits no more out of the index."""
         for dependency in job.spec.depends_on or ():
-            waiting = self._dependents.get(Key(key.namespace, dependency.name))
-            if waiting:
-                waiting.discard(key)
+            self._forget_dependent(Key(key.namespace, dependency.name), key)
+
+    def is_awaited(self, key: Key) -> bool:
+        """Whether others that have not begun have to see how an AgentJob ended (R-DEPENDS)."""
+        found = (self.records.get(each) for each in self._dependents.get(key, ()))
+        return any(each and not each.finished and not each.claimed for each in found)
+
+    def _forget_dependent(self, dependency: Key, key: Key) -> None:
+        waiting = self._dependents.get(dependency, set())
+        waiting.discard(key)
+        if not waiting:
+            self._dependents.pop(dependency, None)
 
     def dependencies(self, job: AgentJob) -> tuple[DependencySeen, ...]:
         """What is known of the AgentJobs that one waits for, in its order."""
@@ -195,6 +206,10 @@ class Cache:
             return []
         waiting = (user for user in users if self.records[user].in_line and not self._holds(user))
         return heapq.nsmallest(free, waiting, key=lambda user: self.records[user].came)
+
+    def in_line(self, tool: Key) -> list[Key]:
+        """All that wait for a slot of a tool, or were not looked at yet."""
+        return [user for user in self._users.get(tool, ()) if self.records[user].in_line]
 
     def _limit(self, tool: Key) -> int | None:
         known = self.tools.get(tool)

@@ -115,12 +115,14 @@ class Feed:
         key = Key(meta.get("namespace", ""), meta["name"], body.get("kind", ToolKind.AGENT_TOOL))
         if gone:
             self._cache.drop_tool(key, meta["uid"])
+            self._wake(self._cache.in_line(key))
             return
         try:
             self._queue.add(self._cache.put_tool(body))
         except ValidationError as error:
             log.error("%s %s/%s cannot be read: %s", key.kind, key.namespace, key.name, error)
-        self._wake(self._cache.next_in_line(key))
+        # Its limit may be another one, or gone.
+        self._wake(self._cache.in_line(key))
 
     def node(self, body: dict[str, Any], *, gone: bool = False) -> None:
         """Take in a node."""

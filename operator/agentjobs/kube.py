@@ -343,10 +343,11 @@ class Kube:
             # Of more lines the bytes are counted from the first: only where it must be.
             limits = {"tailLines": str(tail), "limitBytes": str(tail * ERROR_BODY_BYTES)}
             raw = await self._raw("GET", path, params={"container": container, **limits})
-            lines = raw.decode("utf-8", "replace").splitlines()
+            # Not splitlines(): JSON may hold U+2028 and the like.
+            lines = raw.decode("utf-8", "replace").removesuffix("\n").split("\n") if raw else []
             found = next((line for line in reversed(lines) if not skip(line)), None)
             if found is not None or not lines:
-                return found or ""
+                return (found or "").removesuffix("\r")
         return ""
 
     async def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:

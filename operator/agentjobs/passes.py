@@ -219,6 +219,7 @@ class Passes:
             refusal=looked_up.refusal if looked_up else None,
             refusal_known=looked_up is not None and now < looked_up.at + lately,
             dependencies=self._cache.dependencies(job),
+            awaited=self._cache.is_awaited(Key(meta.namespace, meta.name)),
             slots=self._cache.slots(Key(meta.namespace, meta.name)),
             outcomes={each: found for each, found in outcomes.items() if found},
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),

@@ -6,9 +6,9 @@ import pytest
 
 from agentjobs.api.names import State, WaitingCode
 from agentjobs.domain.observed import DependencySeen, SlotsSeen
-from agentjobs.domain.plan import CreateJob
+from agentjobs.domain.plan import CreateJob, DeleteAgentJob
 from agentjobs.domain.reconcile import decide
-from tests.builders import a_tool, an_agentjob, observed
+from tests.builders import a_tool, an_agentjob, at, observed, stamp
 
 REF = {"kind": "AgentTool", "name": "indexer"}
 
@@ -59,3 +59,11 @@ def test_r_slots_a_stop_is_not_kept_waiting_for_a_slot() -> None:
     assert plan.status.state is State.CANCELLED
     assert plan.status.cause.ran is False
     assert not plan.actions, "not even a placeholder: nothing was claimed"
+
+
+def test_r_depends_a_job_is_not_collected_before_its_dependents_have_seen_its_end() -> None:
+    status = {"state": "done", "finishedAt": stamp(10), "startedAt": stamp(5)}
+    job = an_agentjob(status=status, ttlSecondsAfterFinished=0)
+    kept = decide(observed(job, now=60, awaited=True))
+    assert (kept.actions, kept.requeue_at) == ((), at(70))
+    assert [type(each) for each in decide(observed(job, now=60)).actions] == [DeleteAgentJob]

@@ -36,6 +36,7 @@ from agentjobs.domain.plan import (
     SuspendJob,
 )
 
+AWAITED_RECHECK = timedelta(seconds=10)
 TOGETHER = timedelta(seconds=3)
 """What became of output and events is written together where that takes no longer."""
 
@@ -84,6 +85,8 @@ def _go_on(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
     if owed:
         return _deliver(seen, owed)
     expires_at = _expires_at(seen, deliveries)
+    if seen.now >= expires_at and seen.awaited:
+        return Plan(requeue_at=seen.now + AWAITED_RECHECK)
     if seen.now >= expires_at:
         return Plan(actions=(DeleteAgentJob(),))
     return Plan(requeue_at=expires_at)

@@ -114,6 +114,8 @@ class Observed:
     refusal_known: bool = False
     """Whether there is a refusal was looked up so lately that it need not be asked again."""
     dependencies: tuple[DependencySeen, ...] = ()
+    awaited: bool = False
+    """Whether others that depend on this one have not begun yet, and have to see its end."""
     slots: SlotsSeen = field(default_factory=SlotsSeen)
     last_line: str | None = None
     """Last line of the tool's log; None: not read yet; empty: there is none."""

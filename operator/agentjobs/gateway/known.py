@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from agentjobs.gateway.changes import Changes
 
 log = logging.getLogger(__name__)
 TAG_CHARACTERS = 16
+NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Name(NamedTuple):
@@ -50,6 +52,8 @@ class JobRecord:
     """Whether all of its output that is kept is in the store."""
     job_name: str = ""
     """The current attempt's Job."""
+    told_at: datetime = NEVER
+    """When its tool last told how far it is."""
     pods: tuple[str, ...] = ()
     """Uids of the pods that may report for it."""
 
@@ -85,6 +89,7 @@ def record_of(body: dict[str, Any]) -> JobRecord:
         body=shown,
         tag=hashlib.sha256(shown).hexdigest()[:TAG_CHARACTERS],
         job_name=job.status.job_name or "",
+        told_at=(job.status.progress and job.status.progress.at) or NEVER,
         pods=job.status.pod_uids or (),
         archived=is_archived(job.status) or (bool(job.status.finished_at) and not began),
     )

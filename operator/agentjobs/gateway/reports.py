@@ -15,7 +15,7 @@ from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import parse_job_id
 from agentjobs.domain.output import result_path
 from agentjobs.domain.texts import cut, one_line
-from agentjobs.gateway.known import JobRecord, KnownJobs, Name, record_of
+from agentjobs.gateway.known import NEVER, JobRecord, KnownJobs, Name, record_of
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Pod
 from agentjobs.kube import (
@@ -39,10 +39,9 @@ TRIES = 10
 
 @dataclass(slots=True)
 class _Waiting:
-    """The newest progress of a job that was written too lately."""
+    """The newest of a job of which something was written too lately."""
 
-    uid: str
-    progress: dict[str, Any]
+    news: dict[str, Any]
     task: "asyncio.Task[None]"
 
 
@@ -66,26 +65,16 @@ class Reports:
         # What is not told this time is not known any more.
         progress["percent"] = report.percent
         progress["message"] = cut(one_line(report.message or ""), MESSAGE_CHARACTERS) or None
-        waiting = self._waiting.get(record.uid)
-        if waiting:
-            waiting.progress = progress
-            return
-        due = self._written.get(record.uid, datetime.min.replace(tzinfo=UTC)) + PROGRESS_EVERY
-        pause = (due - datetime.now(UTC)).total_seconds()
-        if pause <= 0:
-            await self._write_progress(record.name, record.uid, progress)
-            return
-        task = asyncio.create_task(self._later(record.name, record.uid, pause))
-        self._waiting[record.uid] = _Waiting(record.uid, progress, task)
+        await self._soon(record, pod, {"progress": progress})
 
     async def summary(self, pod: Pod, job_id: str, summary: str) -> None:
-        """Keep one line about the result.
+        """Keep one line about the result: the newest, every five seconds at most.
 
         :raises ProblemError: not a pod of that job; the job is over.
         """
         record = await self._its_job(pod, job_id)
         line = cut(one_line(summary), SUMMARY_CHARACTERS)
-        await self._patch(record.name, record.uid, {"summary": line or None})
+        await self._soon(record, pod, {"summary": line or None})
 
     async def result(self, pod: Pod, job_id: str, content: bytes) -> None:
         """Keep the final result; return only when its mark is in the status.
@@ -95,24 +84,19 @@ class Reports:
         :raises ProblemError: not a pod of that job; the job is over; another result is there.
         """
         record = await self._its_job(pod, job_id)
-        mark = await self._stored(record.uid, content)
+        mark: dict[str, Any] | None = None
         for _ in range(TRIES):
-            body = await self._read(record.name, record.uid)
-            job = AgentJob.from_json(body)
-            if job.status.finished_at:
-                raise ProblemError(ProblemType.JOB_OVER, "its result cannot be changed any more")
-            effective = job.status.effective
-            if effective and effective.result_from is not ResultSource.REPORT:
-                raise ProblemError(
-                    ProblemType.RESULT_ELSEWHERE,
-                    f"the tool's resultFrom is {effective.result_from}; set it to report",
-                )
-            kept = job.status.result
-            if kept is not None:
-                if kept.to_json() == mark:
-                    # The answer to it was lost.
-                    return
-                raise ProblemError(ProblemType.RESULT_EXISTS, "the first one stays")
+            # The attempt may have changed since the pod was looked up, and is no one else's.
+            job = AgentJob.from_json(await self._read(record.name, record.uid))
+            if mark is None:
+                _check_open(job, pod, content)
+                # Only now: what is refused must not fill the store.
+                mark = await self._stored(record.uid, content)
+                continue
+            _check_open(job, pod, content)
+            if job.status.result is not None:
+                # The answer to it was lost.
+                return
             version = job.metadata.resource_version
             try:
                 await self._patch(record.name, record.uid, {"result": mark}, version)
@@ -128,7 +112,7 @@ class Reports:
         for uid, waiting in list(self._waiting.items()):
             record = next((each for each in self._jobs if each.uid == uid), None)
             if record:
-                await self._write_progress(record.name, uid, waiting.progress)
+                await self._write(record.name, uid, waiting.news)
 
     async def _its_job(self, pod: Pod, job_id: str) -> JobRecord:
         """The job of a pod, which the pod must name.
@@ -167,44 +151,93 @@ class Reports:
 
         :raises ProblemError: too large for the status, and there is no store, or it fails.
         """
-        mark: dict[str, Any] = {"source": ResultSource.REPORT.value, "bytes": len(content)}
-        text = _as_text(content)
-        if text is not None:
-            return {**mark, "text": text, "truncated": False}
+        mark = _mark(content)
+        if "text" in mark:
+            return mark
         if self._store is None:
             raise ProblemError(
                 ProblemType.BODY_TOO_LARGE,
                 f"more than {INLINE_RESULT_BYTES} bytes of text, and there is no store for them",
             )
-        path = result_path(hashlib.sha256(content).hexdigest())
         try:
-            # Named by its content: another result does not take its place.
-            await self._store.put(f"{job_uid}/{path}", content)
+            await self._store.put(f"{job_uid}/{mark['uri']}", content)
         except StoreError as error:
             log.warning("a result cannot be stored: %s", error)
             raise try_later(ProblemType.UNAVAILABLE, "the store does not answer", 5) from error
-        return {**mark, "truncated": False, "uri": path}
+        return mark
 
-    async def _later(self, name: Name, uid: str, pause: float) -> None:
+    async def _soon(self, record: JobRecord, pod: Pod, news: dict[str, Any]) -> None:
+        """Write what a tool says of itself, together with what else it says within seconds."""
+        waiting = self._waiting.get(record.uid)
+        if waiting:
+            waiting.news |= news
+            return
+        last = max(self._written.get(record.uid, NEVER), record.told_at)
+        pause = (last + PROGRESS_EVERY - datetime.now(UTC)).total_seconds()
+        if pause <= 0:
+            await self._write(record.name, record.uid, news)
+            return
+        task = asyncio.create_task(self._later(record.name, record.uid, pod, pause))
+        self._waiting[record.uid] = _Waiting(news, task)
+
+    async def _later(self, name: Name, uid: str, pod: Pod, pause: float) -> None:
         await asyncio.sleep(pause)
         waiting = self._waiting.pop(uid)
-        await self._write_progress(name, uid, waiting.progress)
+        record = self._jobs.get(name)
+        if record and record.uid == uid and pod.uid in record.pods:
+            # Otherwise another attempt has begun, or the job is over.
+            await self._write(name, uid, waiting.news)
 
-    async def _write_progress(self, name: Name, uid: str, progress: dict[str, Any]) -> None:
+    async def _write(self, name: Name, uid: str, news: dict[str, Any]) -> None:
         self._written[uid] = datetime.now(UTC)
         if len(self._written) > len(self._jobs) + MAX_PODS:
             known = {record.uid for record in self._jobs}
             self._written = {each: at for each, at in self._written.items() if each in known}
         try:
-            await self._patch(name, uid, {"progress": progress})
+            await self._patch(name, uid, news)
         except (KubeError, UnavailableError) as error:
             # The next report says more.
-            log.info("progress of AgentJob %s/%s is not kept: %s", *name, error)
+            log.info("what AgentJob %s/%s says of itself is not kept: %s", *name, error)
 
     async def _patch(self, name: Name, uid: str, status: dict[str, Any], version: str = "") -> None:
         meta = {"uid": uid, **({"resourceVersion": version} if version else {})}
         body = {"metadata": meta, "status": status}
         self._jobs.wrote(await self._kube.patch(AGENTJOBS, *name, body, "status"))
+
+
+def _check_open(job: AgentJob, pod: Pod, content: bytes) -> None:
+    """Refuse a result that is not to be kept.
+
+    :raises ProblemError: the job is over; it is not that pod's any more; its result is taken from
+        elsewhere, or another one is there.
+    """
+    status = job.status
+    if status.finished_at:
+        raise ProblemError(ProblemType.JOB_OVER, "its result cannot be changed any more")
+    if pod.uid not in (status.pod_uids or ()):
+        raise _not_its_pod()
+    effective = status.effective
+    if effective and effective.result_from is not ResultSource.REPORT:
+        raise ProblemError(
+            ProblemType.RESULT_ELSEWHERE,
+            f"the tool's resultFrom is {effective.result_from}; set it to report",
+        )
+    if status.result is not None and status.result.to_json() != _mark(content):
+        raise ProblemError(ProblemType.RESULT_EXISTS, "the first one stays")
+
+
+def _mark(content: bytes) -> dict[str, Any]:
+    """What the status says of a result: the text itself, or where it is."""
+    mark: dict[str, Any] = {
+        "source": ResultSource.REPORT.value,
+        "bytes": len(content),
+        "truncated": False,
+    }
+    text = _as_text(content)
+    if text is not None:
+        return {**mark, "text": text}
+    # Named by its content: another result does not take its place.
+    return {**mark, "uri": result_path(hashlib.sha256(content).hexdigest())}
 
 
 def _as_text(content: bytes) -> str | None:
