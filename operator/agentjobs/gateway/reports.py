@@ -31,6 +31,8 @@ from agentjobs.store import OutputStore, StoreError
 log = logging.getLogger(__name__)
 PROGRESS_EVERY = timedelta(seconds=5)
 """Of one job, whoever reports it and to whichever replica."""
+SUMMARY_EVERY_SECONDS = 1.0
+SUMMARY_PATIENCE_SECONDS = 5.0
 MESSAGE_CHARACTERS = 256
 MAX_PODS = 16
 """So many pods of a job stand in its status and may report."""
@@ -54,6 +56,8 @@ class Reports:
         self._store = store
         self._written: dict[str, datetime] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self._turns: dict[str, float] = {}
+        """When the next summary of a job may be written, by the loop's clock."""
 
     async def progress(self, pod: Pod, job_id: str, report: ProgressReport) -> None:
         """Keep how far a tool is: the newest, every five seconds at most.
@@ -68,13 +72,20 @@ class Reports:
         await self._soon(record, pod, {"progress": progress})
 
     async def summary(self, pod: Pod, job_id: str, summary: str) -> None:
-        """Keep one line about the result: the newest, every five seconds at most.
+        """Keep one line about the result; return when it is kept, for tools end soon after.
 
-        :raises ProblemError: not a pod of that job; the job is over.
+        :raises ProblemError: not a pod of that job; the job is over; too many at once (503).
         """
         record = await self._its_job(pod, job_id)
+        now = asyncio.get_running_loop().time()
+        turn = max(now, self._turns.get(record.uid, 0.0))
+        if turn - now > SUMMARY_PATIENCE_SECONDS:
+            raise try_later(ProblemType.BUSY, "one summary each second is kept")
+        self._turns = {uid: at for uid, at in self._turns.items() if at > now}
+        self._turns[record.uid] = turn + SUMMARY_EVERY_SECONDS
+        await asyncio.sleep(turn - now)
         line = cut(one_line(summary), SUMMARY_CHARACTERS)
-        await self._soon(record, pod, {"summary": line or None})
+        await self._patch(record.name, record.uid, {"summary": line or None})
 
     async def result(self, pod: Pod, job_id: str, content: bytes) -> None:
         """Keep the final result; return only when its mark is in the status.
