@@ -1,10 +1,12 @@
 """One control plane for the session, with what the chart brings installed."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
 
-from tests.chart import SERVES_DEFAULTS, Document, render
+from agentjobs.gateway.keys import SECRET as KEYS
+from tests.chart import NAMESPACE, SERVES_DEFAULTS, Document, render
 from tests.cluster import FAST_LIMITS, ControlPlane
 from tests.cluster.binaries import binary
 from tests.controlplane.callers import Server
@@ -32,6 +34,10 @@ def control_plane(
         controller_manager_args=FAST_LIMITS.controller_manager,
     ) as plane:
         install(plane, chart)
+        # Tests of admission write AgentJobs as a gateway does; one that starts later must find the
+        # keys that they could have been named with.
+        keys = [f"--from-literal={name}={secrets.token_hex(16)}" for name in ("name", "state")]
+        plane.kubectl("create", "secret", "generic", KEYS, f"--namespace={NAMESPACE}", *keys)
         yield plane
 
 
