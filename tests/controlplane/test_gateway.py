@@ -128,6 +128,7 @@ def fifty_at_once(place: Place) -> None:
     name = name_of(this)
     place.kubelet.run(place.until_pod(name), message="three")
     assert place.until_over(name)["state"] == "done"
+    wait_until("end", partial(is_done, caller.agent, replicas[0], this))
     late = caller.agent.start(replicas[0], "k-1", **request)
     assert (id_in(late), late.body["status"]) == (this, "done")
     assert late.headers["Idempotency-Replayed"] == "true"
