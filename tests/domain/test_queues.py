@@ -72,6 +72,7 @@ def retired(plan: Plan) -> bool:
         pytest.param(
             a_pod(running()), held(suspended=True, retired=True), False, id="that was done"
         ),
+        pytest.param(a_pod(running()), held(retired=True), True, id="and was undone by half"),
         pytest.param(
             a_pod(running()), held(suspended=True, deleting=True), False, id="the Job goes"
         ),
@@ -200,3 +201,17 @@ def test_r_attempt_a_job_is_retired_by_us_alone(
     child = JobView.from_json(job_json(annotations=annotations, spec={"parallelism": parallelism}))
     assert child.retired is is_retired
     assert child.single is (is_retired or parallelism == 1)
+
+
+@pytest.mark.parametrize(
+    ("record", "ran"), [({"podName": POD_NAME}, True), ({}, False)], ids=["had a pod", "had none"]
+)
+def test_r_cause_a_pod_on_record_may_have_run_though_nobody_knows_it(
+    record: Json, *, ran: bool
+) -> None:
+    """Its Job was deleted to end it, by a leader that has not seen it from the beginning."""
+    waits = seen((), held(), ending=STOPPED, **record)
+    plan = decide(replace(waits, child=None, child_seen=True))
+    assert plan.status is not None
+    assert plan.status.cause is not None
+    assert (plan.status.cause.code, plan.status.cause.ran) == (CauseCode.STOPPED, ran)

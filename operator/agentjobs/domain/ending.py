@@ -128,6 +128,9 @@ def loses_its_place(seen: Observed, child: JobView) -> bool:
     Once its pod has ended, a Job that was resumed meanwhile makes another one at once. One that has
     made it before anybody could look runs on.
     """
+    if child.retired:
+        # It was resumed all the same; that its controller took note shows only while suspended.
+        return not (child.suspended or child.over or child.deleting)
     if not _is_held(child) or not started(seen):
         return False
     goes = any(pod.delete_by and not pod.tracked for pod in seen.pods)
