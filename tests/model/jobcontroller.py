@@ -6,9 +6,9 @@ from agentjobs.api.names import LABEL_JOB
 from agentjobs.kube import JOBS, PODS
 from tests.model.apiserver import ApiServer, Json
 from tests.model.clock import Clock, moment
+from tests.model.truth import OVER
 
 TRACKING = "batch.kubernetes.io/job-tracking"
-OVER = {"Succeeded", "Failed"}
 
 
 class JobController:

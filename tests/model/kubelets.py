@@ -7,8 +7,7 @@ from typing import Any
 from agentjobs.kube import NODES, PODS
 from tests.model.apiserver import ApiServer, Json
 from tests.model.clock import Clock, moment
-from tests.model.jobcontroller import OVER
-from tests.model.truth import Container, Truth
+from tests.model.truth import OVER, Container, Truth
 
 NAMESPACE = "search"
 NODE_NAMES = ("node-a", "node-b")

@@ -51,13 +51,13 @@ SHARED_METRICS = Metrics()
 class AttentiveFeed(Feed):
     """Tells the truth which pods a process got to know: of others it cannot speak."""
 
-    def __init__(self, truth: Truth, *parts: Any) -> None:
+    def __init__(self, witness: Callable[[Json], None], *parts: Any) -> None:
         super().__init__(*parts)
-        self._truth = truth
+        self._witness = witness
 
     @override
     def pod(self, body: Json, *, gone: bool = False) -> None:
-        self._truth.witness(body)
+        self._witness(body)
         super().pod(body, gone=gone)
 
 
@@ -157,7 +157,8 @@ class Process:
             fence=self.lease.fence,
         )
         waiting = cast("WorkQueue[Key]", queue)
-        feed = AttentiveFeed(self._truth, cache, waiting, passes, SHARED_METRICS)
+        witness = partial(self._truth.witness, process=self.lease._identity)
+        feed = AttentiveFeed(witness, cache, waiting, passes, SHARED_METRICS)
         relist = Relist(kube, cache, feed, SHARED_METRICS)
         begun = len(self._server.history)
         self.life = Life(cache, queue, post, passes, feed, relist, seen_until=begun)
@@ -354,7 +355,7 @@ class Process:
         """
         if self.life is None or self.frozen or not self.life.ready:
             return
-        for event in self.fronts():
+        for event in list(self.life.unseen):
             self.see(event)
         for _ in range(requests + 1):
             for key in list(self.life.tasks):

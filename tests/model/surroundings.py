@@ -10,6 +10,7 @@ from tests.model.stage import picked, some, which
 from tests.model.users import Users
 from tests.model.wishes import EXITS
 
+MINDS = (0, 1, 2, 3, 4, 4)
 PAUSES = (0.5, 1, 1, 2, 5, 12, 35, 130, 310)
 
 
@@ -93,7 +94,12 @@ class Surroundings(Users):
             elif job:
                 self.cluster.take_back(job)
 
-    @rule(number=which, rounds=st.integers(0, 3), requests=st.integers(0, 4), how=st.integers(0, 3))
+    @rule(
+        number=which,
+        rounds=st.integers(0, 3),
+        requests=st.integers(0, 2),
+        how=st.sampled_from(MINDS),
+    )
     def a_queue_changes_its_mind(self, number: int, rounds: int, requests: int, how: int) -> None:
         """It takes a place back from a tool that runs, or is about to, and gives it again."""
         with self._step("changes of a queue's mind"):
@@ -120,12 +126,15 @@ class Surroundings(Users):
         if how == 1:
             self._working(number).die(late=rounds == 1)
         self._end_those_told_to_go()
-        for _ in range(how):
+        if how == 4:
+            self._working(number).get_so_far(1 + rounds % 2)
+            self._working(number).die(late=False)
+        for _ in range(how % 4):
             self._working(number).run()
             self.cluster.run(rounds=1)
         found = self.server.by_uid(JOBS, job["metadata"]["uid"])
         if found:
-            self._admit(found, patient=how > 1)
+            self._admit(found, patient=how in {2, 3})
             self.cluster.run(rounds=2)
             if rounds == 0:
                 self._working(number).see_only(JOBS)

@@ -28,6 +28,7 @@ from tests.model.apiserver import TERMINAL, ApiServer, Event, Json
 from tests.model.clock import Clock, moment
 
 NODE_LOST_SECONDS = Policy().node_lost
+OVER = {"Succeeded", "Failed"}
 
 
 class RuleBroken(AssertionError):  # noqa: N818 - a verdict on the operator, not an error of ours
@@ -107,8 +108,10 @@ class Truth:
         self._clock = clock
         self.lives: dict[str, Life] = {}
         self.containers: dict[str, Container] = {}
-        self.witnessed: set[str] = set()
-        """uids of pods that some operator process got to know."""
+        self._witnesses: dict[str, set[str]] = {}
+        """Which operator processes got to know a pod, by its uid."""
+        self._let_go: set[str] = set()
+        """uids of pods that the Job controller let go uncounted: they leave no trace when gone."""
         self.witnessed_ends: set[str] = set()
         """Those whose end one got to know; of others only what the Job says is known."""
         self.placed_again: set[str] = set()
@@ -121,11 +124,11 @@ class Truth:
         self._story: list[tuple[float, str, Event | None, Json | None]] = []
         server.observers.append(self._observe)
 
-    def witness(self, pod: Json) -> None:
+    def witness(self, pod: Json, process: str) -> None:
         """Take note that an operator process got to know a pod's state."""
         uid = pod["metadata"]["uid"]
-        self.witnessed.add(uid)
-        if pod["status"].get("phase") in {"Succeeded", "Failed"}:
+        self._witnesses.setdefault(uid, set()).add(process)
+        if pod["status"].get("phase") in OVER:
             self.witnessed_ends.add(uid)
 
     # --- what happens
@@ -225,12 +228,10 @@ class Truth:
             self._were_lost.add(event.body["metadata"]["name"])
         elif event.resource == AGENTJOBS:
             self._observe_agentjob(event, old)
-        elif event.resource == JOBS and old is None:
-            self._observe_new_job(event.body)
-        elif event.resource == JOBS and old and _is_retired(event.body) > _is_retired(old):
-            self._check_retirement(old)
-        elif event.resource == PODS and old is None:
-            self._observe_new_pod(event.body)
+        elif event.resource == JOBS:
+            self._observe_job(event.body, old)
+        elif event.resource == PODS:
+            self._observe_pod(event, old)
 
     def _observe_agentjob(self, event: Event, old: Json | None) -> None:
         job = AgentJob.from_json(event.body)
@@ -249,7 +250,21 @@ class Truth:
                 self._check_claim(life, known, job)
         if job.status.state in TERMINAL and before.get("state") not in TERMINAL:
             life.end = job
-            self._check_end(life, job)
+            self._check_end(life, known or job, job)
+
+    def _observe_job(self, body: Json, old: Json | None) -> None:
+        if old is None:
+            self._observe_new_job(body)
+        elif _is_retired(body) and not _is_retired(old):
+            self._check_retirement(old)
+
+    def _observe_pod(self, event: Event, old: Json | None) -> None:
+        if old is None:
+            self._observe_new_pod(event.body)
+            return
+        over = old["status"].get("phase") in OVER
+        if _is_tracked(old) and not _is_tracked(event.body) and not over:
+            self._let_go.add(event.uid)
 
     def _observe_new_job(self, body: Json) -> None:
         meta = body["metadata"]
@@ -343,7 +358,7 @@ class Truth:
         tool = self._server.find(AGENTTOOLS, namespace, ref.name) if ref else None
         return tool["spec"].get("maxConcurrent") if tool else None
 
-    def _check_end(self, life: Life, job: AgentJob) -> None:
+    def _check_end(self, life: Life, before: AgentJob, job: AgentJob) -> None:
         status, cause = job.status, job.status.cause
         last = status.attempts[-1] if status.attempts else None
         mine = self._of(life, last.job_name) if last else []
@@ -354,8 +369,8 @@ class Truth:
         earlier = [uid for uid in self._running(life) if uid not in runs]
         if earlier and not self._may_run_beside(life, earlier):
             raise RuleBroken(f"R-DEAD: {life.uid} ends while an earlier attempt runs")
-        known = [self.containers[uid] for uid in self.witnessed]
-        if cause and not cause.ran and any(c.began and c.owner == life.uid for c in known):
+        began = [uid for uid, c in self.containers.items() if c.owner == life.uid and c.began]
+        if cause and not cause.ran and any(self._is_known(uid, before) for uid in began):
             raise RuleBroken(f"R-CAUSE: {life.uid} ends with ran=false, but its tool began")
         if status.state is State.DONE and not any(self._did_well(life, c) for c in mine):
             raise RuleBroken(f"R-HONEST: {life.uid} is done without an unasked exit 0")
@@ -364,6 +379,13 @@ class Truth:
             raise RuleBroken(f"R-CAUSE: {life.uid} is oom_killed, which nothing shows")
         if cause and cause.exit_code is not None:
             self._check_exit_code(life, cause.exit_code, mine)
+
+    def _is_known(self, uid: str, before: AgentJob) -> bool:
+        """Whether a pod was known to whoever writes of it: seen, on record, or there to be seen."""
+        witnesses = self._witnesses.get(uid, set())
+        if uid not in self._let_go or self._server.written_by in witnesses:
+            return bool(witnesses)
+        return before.status.pod_name is not None or before.status.started_at is not None
 
     def _did_well(self, life: Life, container: Container) -> bool:
         """Whether a tool exited 0 before any signal, as far as the operator could know.
@@ -416,6 +438,21 @@ class Truth:
             users = self._users(job.spec.tool_ref.name) if job.spec.tool_ref else []
             if sum(_holds(each.job) for each in users) < (self._limit(job) or 0):
                 raise RuleBroken(f"R-SLOTS: {life.uid} waits though there is a slot")
+        for job in self._server.all(JOBS):
+            self._check_not_forgotten(job)
+
+    def _check_not_forgotten(self, job: Json) -> None:
+        """R-ATTEMPT: what is retired is over as soon as its pods are."""
+        uid = job["metadata"]["uid"]
+        owned = (
+            p for p in self._server.all(PODS) if self.containers[p["metadata"]["uid"]].job == uid
+        )
+        if not _is_retired(job) or any(p["status"].get("phase") not in OVER for p in owned):
+            return
+        for life in self.lives.values():
+            attempts = (life.job.status.attempts if life.job else None) or ()
+            if life.end is None and any(a.job_uid == uid and a.cause is None for a in attempts):
+                raise RuleBroken(f"R-ATTEMPT: {life.uid} goes on with a Job that is retired")
 
     @staticmethod
     def _check_told(life: Life) -> None:
@@ -437,6 +474,10 @@ class Truth:
 
 def _is_retired(job: Json) -> bool:
     return ANNOTATION_RETIRED in (job["metadata"].get("annotations") or {})
+
+
+def _is_tracked(pod: Json) -> bool:
+    return bool(pod["metadata"].get("finalizers"))
 
 
 def _holds(job: AgentJob | None) -> bool:
