@@ -12,6 +12,7 @@ from tests.model.wishes import EXITS, LIMITED, SUSPENDED
 
 REPLIES = ("taken", "taken", "failed", "gone", "unreachable", "taken, then the process dies")
 PAUSE_OF_RETRIES = 11
+TURNS = (0, 1, 1, 2)
 
 
 class Histories(Surroundings):
@@ -212,27 +213,17 @@ class Histories(Surroundings):
 
     # --- slots
 
-    @rule(number=which, trouble=st.integers(0, 4), gated=st.booleans(), rounds=st.integers(0, 2))
+    @rule(
+        number=which, trouble=st.integers(0, 4), gated=st.booleans(), rounds=st.sampled_from(TURNS)
+    )
     def a_slot_is_fought_for(self, number: int, trouble: int, rounds: int, *, gated: bool) -> None:
         """Who came first may begin only while the claim of another is on its way (R-SLOTS)."""
         with self._step("fights for a slot"):
-            if self._created + 2 > CREATIONS:
+            if self._created + 3 > CREATIONS:
                 return
             leader = self._working(number)
-            self.somebody_creates(SUSPENDED if gated else LIMITED, 0, again=False)
-            first = NAMES[self._newest()]
-            self._go_on_with(leader)
-            self._pass(1)
-            self.somebody_creates(LIMITED, 0, again=False)
-            if rounds == 2:
-                # If somebody has the slot, it waits in line before it claims.
-                leader.run()
-            for uid in self.kubelets.running():
-                self.kubelets.ends(uid, *EXITS[0])
-            self.cluster.run()
-            leader.get_so_far(3)
-            leader.get_so_far(1)
-            claim = leader.request_of(NAMES[self._newest()])
+            first = self._two_want_a_slot(leader, gated=gated, waits=rounds == 2)
+            claim = leader.get_to_claim(NAMES[self._newest()])
             self.cluster.let_begin(first)
             if claim and trouble == 3:
                 leader.frozen = True
@@ -247,7 +238,37 @@ class Histories(Surroundings):
                 leader.attend_to(first)
             for request in (r for process in self.processes for r in process.requests()):
                 request.carry_out()
+            self._nobody_waits_in_vain(leader)
+
+    def _nobody_waits_in_vain(self, leader: Process) -> None:
+        """After a while in which all goes well, the slot is somebody's."""
+        for _ in range(3):
+            self._pass(1)
+            leader.begin_list()
+            self._go_on_with(leader)
+        if leader.life and not leader.life.queue.failing():
+            self.truth.check_nobody_waits_in_vain()
+
+    def _two_want_a_slot(self, leader: Process, *, gated: bool, waits: bool) -> str:
+        """Let two come that want the same slot, which is free then; return who came first.
+
+        :param gated: the first one may not begin yet.
+        :param waits: the other one has waited in line for somebody else to end.
+        """
+        if waits:
+            self.somebody_creates(LIMITED, 0, again=False)
+            self._go_on_with(leader)
+        self.somebody_creates(SUSPENDED if gated else LIMITED, 0, again=False)
+        first = NAMES[self._newest()]
+        self._go_on_with(leader)
+        self._pass(1)
+        self.somebody_creates(LIMITED, 0, again=False)
+        if waits:
             leader.run()
+        for uid in self.kubelets.running():
+            self.kubelets.ends(uid, *EXITS[0])
+        self.cluster.run()
+        return first
 
     def _trouble_request(self, process: Process, request: Request, kind: int) -> None:
         if kind == 0:

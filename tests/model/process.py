@@ -318,11 +318,21 @@ class Process:
             self.begin_pass(key)
             self.finish(key)
 
-    def request_of(self, name: str) -> Request | None:
-        """The request on its way of the pass over an AgentJob."""
-        task = self.life.tasks.get(Key(NAMESPACE, name)) if self.life else None
-        request = task.request if task else None
-        return request if request and not request.done else None
+    def get_to_claim(self, name: str) -> Request | None:
+        """Go on until the claim of an AgentJob is on its way."""
+        for _ in range(10):
+            if self.life is None or self.frozen or not self.life.ready:
+                break
+            for event in list(self.life.unseen):
+                self.see(event)
+            for key in self.idle_keys():
+                self.begin_pass(key)
+            task = self.life.tasks.get(Key(NAMESPACE, name))
+            if task and task.request and task.request.verb == "claim" and not task.request.done:
+                return task.request
+            for key in list(self.life.tasks):
+                self.go_on(key)
+        return None
 
     def idle_keys(self) -> list[Key]:
         if self.life is None:

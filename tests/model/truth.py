@@ -112,8 +112,8 @@ class Truth:
         """Which operator processes got to know a pod, by its uid."""
         self._let_go: set[str] = set()
         """uids of pods that the Job controller let go uncounted: they leave no trace when gone."""
-        self.witnessed_ends: set[str] = set()
-        """Those whose end one got to know; of others only what the Job says is known."""
+        self._end_witnesses: dict[str, set[str]] = {}
+        """Which got to know its end; others know of a pod that is gone what the Job says."""
         self.placed_again: set[str] = set()
         """uids of Jobs that a queue gave another place after their tool had begun, before an
         operator could know it: the tool begins again, and nothing could prevent it."""
@@ -129,7 +129,7 @@ class Truth:
         uid = pod["metadata"]["uid"]
         self._witnesses.setdefault(uid, set()).add(process)
         if pod["status"].get("phase") in OVER:
-            self.witnessed_ends.add(uid)
+            self._end_witnesses.setdefault(uid, set()).add(process)
 
     # --- what happens
 
@@ -209,15 +209,16 @@ class Truth:
 
     # --- what is sent
 
-    def sends(self, namespace: str, name: str, body: Mapping[str, Any]) -> None:
-        """Take note of a status that an operator sends; what it claims must be in time."""
+    def sends(self, namespace: str, name: str, body: Mapping[str, Any]) -> bool:
+        """Tell whether a status that an operator sends claims an attempt; it must be in time."""
         stored = self._server.find(AGENTJOBS, namespace, name) or {}
         known, new = stored.get("status") or {}, body.get("status") or {}
         if len(new.get("attempts") or ()) <= len(known.get("attempts") or ()):
-            return
+            return False
         deadline = new.get("deadlineAt") or known.get("deadlineAt")
         if deadline and self._clock.now() >= moment(deadline):
             raise RuleBroken(f"R-DEADLINE: an attempt of {name} is claimed after the deadline")
+        return True
 
     # --- what is stored
 
@@ -395,7 +396,10 @@ class Truth:
         """
         uid = next(uid for uid, each in self.containers.items() if each is container)
         told, asked = container.told_to_go, life.asked_at
-        unseen = uid not in self.witnessed_ends and not asked
+        saw = self._server.by_uid(PODS, uid) or (
+            self._server.written_by in self._end_witnesses.get(uid, set())
+        )
+        unseen = not saw and not asked
         by_backstop = bool(container.why and told and asked and told < asked)
         well = container.ended_at is not None and container.code == 0
         return well and (container.exited_unasked or unseen or by_backstop)

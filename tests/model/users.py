@@ -9,8 +9,8 @@ from tests.model.kubelets import NAMESPACE
 from tests.model.stage import Stage, picked, some, which
 from tests.model.wishes import OF_TOOLS, PLAIN, RETRIES, SPECS, wished
 
-NAMES = ("index", "crawl", "build", "audit", "merge")
-CREATIONS = 9
+NAMES = ("index", "crawl", "build", "audit", "merge", "prune")
+CREATIONS = 10
 
 specs = st.integers(0, len(SPECS) - 1)
 retries = st.integers(0, len(RETRIES) - 1)

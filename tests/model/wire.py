@@ -111,10 +111,11 @@ class ModelKube:
         body: Mapping[str, Any],
         subresource: str = "",
     ) -> Json:
-        if resource == AGENTJOBS and subresource:
-            self._truth.sends(namespace, name, body)
+        verb = "write"
+        if resource == AGENTJOBS and subresource and self._truth.sends(namespace, name, body):
+            verb = "claim"
         call = partial(self.server.patch, resource, namespace, name, body, subresource)
-        return cast("Json", await self._send(call, resource))
+        return cast("Json", await self._send(call, resource, verb))
 
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
