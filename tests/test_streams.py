@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -12,7 +12,17 @@ from typing_extensions import override
 
 from agentjobs import streams as module
 from agentjobs.domain.errors import AgentJobError
-from agentjobs.domain.output import END, LATE, LOST, OVERTAKEN, Archived, Gap, Head, Whole
+from agentjobs.domain.output import (
+    END,
+    LATE,
+    LOST,
+    OVERTAKEN,
+    Archived,
+    Gap,
+    Head,
+    Whole,
+    stream_name,
+)
 from agentjobs.domain.said import Said
 from agentjobs.kube import Kube, NotFoundError, UnavailableError
 from agentjobs.metrics import Metrics
@@ -157,9 +167,11 @@ async def until(holds: Callable[[], object], what: str) -> None:
         await asyncio.sleep(POLL)
 
 
-async def archived(streams: Streams[str], *sources: Source) -> Archived:
+async def archived(
+    streams: Streams[str], *sources: Source, attempts: Sequence[int] = (1,)
+) -> Archived:
     """What comes of all output of the job in the end."""
-    streams.archive("key", UID, sources)
+    streams.archive("key", UID, sources, attempts)
     await until(lambda: (found := streams.archived(UID)) and not found.trouble, "the archive")
     found = streams.archived(UID)
     assert found
@@ -246,7 +258,7 @@ async def test_r_output_a_full_store_loses_nothing_and_takes_no_memory(
     assert streams._waiting == served
     for tool in stage.containers.values():
         tool.over = True
-    streams.archive("key", UID, sources)
+    streams.archive("key", UID, sources, (1,))
     await until(lambda: streams.archived(UID), "word of what is missing")
     assert streams.archived(UID) == Archived(trouble="No space left on device")
     assert stage.told == ["key"]
@@ -257,6 +269,16 @@ async def test_r_output_a_full_store_loses_nothing_and_takes_no_memory(
     assert streams._waiting == 0
     for source in sources:
         assert await stage.kept(source) == stage.containers[source.pod].output
+
+
+async def test_r_output_an_attempt_that_nobody_followed_leaves_a_gap(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    stage.containers[source.pod].print(b"of the first attempt")
+    stage.containers[source.pod].over = True
+    whole = await archived(streams, source, attempts=(1, 2))
+    assert (whole.size, whole.gaps) == (21, 1)
+    path = f"{UID}/{stream_name(2, 0, 'unknown')}/{END}"
+    assert Whole.decode(await stage.store.get(path)).gaps == (Gap(0, LOST),)
 
 
 async def test_r_output_a_log_that_cannot_be_read_ends_as_a_gap(stage: Stage) -> None:

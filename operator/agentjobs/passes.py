@@ -420,7 +420,7 @@ class Passes:
                 self._streams.follow(key, _source(key, uid, action))
             case ArchiveOutput():
                 sources = [_source(key, uid, each) for each in action.sources]
-                self._streams.archive(key, uid, sources)
+                self._streams.archive(key, uid, sources, action.attempts)
             case DeleteOutput():
                 await self._delete_output(job)
 

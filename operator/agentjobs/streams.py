@@ -30,6 +30,7 @@ from agentjobs.domain.output import (
     Whole,
     moment,
     parse_stream_name,
+    stored_streams,
     stream_name,
     total,
 )
@@ -125,10 +126,16 @@ class Streams(Generic[K]):
             self._followed += 1
             self._begin(key, source, nullcontext()).add_done_callback(self._unfollow)
 
-    def archive(self, key: K, job_uid: str, sources: Sequence[Source]) -> None:
-        """Put together all output of a job that is over, unless that is being done."""
+    def archive(
+        self, key: K, job_uid: str, sources: Sequence[Source], attempts: Sequence[int]
+    ) -> None:
+        """Put together all output of a job that is over, unless that is being done.
+
+        :param sources: the containers that can still be read.
+        :param attempts: those in which the tool began; one without a stream gets a gap.
+        """
         if job_uid not in self._archives:
-            task = asyncio.create_task(self._archive(key, job_uid, sources))
+            task = asyncio.create_task(self._archive(key, job_uid, sources, attempts))
             self._archives[job_uid] = task
 
     def archived(self, job_uid: str) -> Archived | None:
@@ -242,11 +249,13 @@ class Streams(Generic[K]):
             await asyncio.sleep(pause)
             pause = min(2 * pause, LARGEST_PAUSE)
 
-    async def _archive(self, key: K, job_uid: str, sources: Sequence[Source]) -> None:
+    async def _archive(
+        self, key: K, job_uid: str, sources: Sequence[Source], attempts: Sequence[int]
+    ) -> None:
         for source in sources:
             if source.path not in self._tasks:
                 _ = self._begin(key, source, self._ends)
-        gathered = asyncio.create_task(self._gather(job_uid))
+        gathered = asyncio.create_task(self._gather(job_uid, attempts))
         try:
             await asyncio.wait({gathered}, timeout=self.patience + STORE_SECONDS)
             if not gathered.done():
@@ -262,23 +271,25 @@ class Streams(Generic[K]):
         self._said.pop(job_uid, None)
         self._tell(key)
 
-    async def _gather(self, job_uid: str) -> Archived:
+    async def _gather(self, job_uid: str, attempts: Sequence[int]) -> Archived:
         """All streams of a job, each with its end; one that nobody can go on with gets a gap."""
         pause = FIRST_PAUSE
         while True:
             await asyncio.gather(*(asyncio.shield(self._tasks[p]) for p in self._paths(job_uid)))
             try:
-                return total([await self._whole(path) for path in await self._streams(job_uid)])
+                paths = await self._streams(job_uid, attempts)
+                return total([await self._whole(path) for path in paths])
             except (AgentJobError, ValueError) as error:
                 log.warning("output of AgentJob %s is not put together yet: %s", job_uid, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LARGEST_PAUSE)
 
-    async def _streams(self, job_uid: str) -> list[str]:
-        """Paths of all streams of a job whose tool has run; there is one at least."""
-        names = {name.partition("/")[0] for name in await self.names(job_uid)}
-        streams = sorted(name for name in names if parse_stream_name(name))
-        return [f"{job_uid}/{name}" for name in streams or [stream_name(1, 0, "unknown")]]
+    async def _streams(self, job_uid: str, attempts: Sequence[int]) -> list[str]:
+        """Paths of all streams of a job, one at least for each attempt."""
+        streams = set(stored_streams(await self.names(job_uid)))
+        known = {place[0] for place in map(parse_stream_name, streams) if place}
+        streams |= {stream_name(attempt, 0, "unknown") for attempt in {*attempts} - known}
+        return [f"{job_uid}/{name}" for name in sorted(streams)]
 
     async def _whole(self, path: str) -> Whole:
         stored = await self.names(path)

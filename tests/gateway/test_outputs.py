@@ -1,13 +1,16 @@
 """Output read in pages from the store (R-OUTPUT)."""
 
 import base64
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
+import obstore
 import pytest
+from typing_extensions import override
 
 from agentjobs.api.names import State
-from agentjobs.domain.output import Gap, Head, Mark, Whole, chunk_name, stream_name
+from agentjobs.domain.output import MISSING, Gap, Head, Mark, Whole, chunk_name, stream_name
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord, Name
 from agentjobs.gateway.outputs import Outputs, Which
@@ -131,6 +134,64 @@ async def test_r_output_a_chunk_that_was_not_listed_is_waited_for(store: OutputS
     assert page.data == "one\ntwo\n"
 
 
+@pytest.mark.parametrize("limit", [8, 65536])
+async def test_r_output_what_the_store_has_lost_is_a_gap_and_holds_nobody_up(
+    store: OutputStore, limit: int
+) -> None:
+    """But only after all was stored: until then it may still come."""
+    await put(store, b"one\n", b"two\n", b"three\n", b"four\n")
+    await finish(store, 19)
+    names = [f"output/u1/{STREAM}/{chunk_name(offset)}" for offset in (4, 14)]
+    await obstore.delete_async(store._store, names)
+    living, cursor = Outputs(store), ""
+    for expected in ("one\n", ""):
+        page = await living.page(KEYS, record(), Which(), cursor=cursor, limit=65536)
+        assert (page.data, page.end, page.gaps) == (expected, False, ())
+        cursor = page.next
+    outputs, job = Outputs(store), record(State.DONE, archived=True)
+    data, gaps, cursor, end = "", [], "", False
+    while not end:
+        page = await outputs.page(KEYS, job, Which(), cursor=cursor, limit=limit)
+        data, cursor, end = data + page.data, page.next, page.end
+        gaps += [(gap.offset, gap.reason) for gap in page.gaps]
+    assert (data, gaps) == ("one\nthree\n", [(4, MISSING), (14, MISSING)])
+
+
+async def test_r_output_a_stream_that_nobody_finished_ends_with_a_gap(store: OutputStore) -> None:
+    await put(store, b"one\n")
+    outputs, job = Outputs(store), record(State.DONE, archived=True)
+    page = await outputs.page(KEYS, job, Which(), cursor="", limit=65536)
+    assert (page.data, page.end, page.gaps) == ("one\n", False, ())
+    page = await outputs.page(KEYS, job, Which(), cursor=page.next, limit=65536)
+    assert (page.end, [gap.reason for gap in page.gaps]) == (True, [MISSING])
+
+
+class Counting(OutputStore):
+    lists = 0
+
+    @override
+    async def names(self, prefix: str) -> Mapping[str, int]:
+        self.lists += 1
+        return await super().names(prefix)
+
+
+async def test_r_output_reading_lists_a_job_once_for_what_is_there(tmp_path: Path) -> None:
+    """To list many chunks is dear in S3."""
+    store = Counting.open(tmp_path.as_uri())
+    size = await put(store, *(b"%07d\n" % n * 100 for n in range(50)))
+    living = Outputs(store)
+    cursor = ""
+    for _ in range(9):
+        page = await living.page(KEYS, record(), Which(), cursor=cursor, limit=4096)
+        cursor = page.next
+    assert store.lists == 1
+    await finish(store, size)
+    store.lists = 0
+    job = record(State.DONE, archived=True)
+    got, pages = await read_all(Outputs(store), job, 4096)
+    assert (len(got), pages > 9, store.lists) == (size, True, 1)
+
+
 async def test_r_output_a_gap_stands_where_output_is_missing(store: OutputStore) -> None:
     await put(store, b"one\n", b"two\n", gaps=(Gap(4, "rotated"),))
     await finish(store, 8, (Gap(4, "rotated"), Gap(8, "lost")))
@@ -165,7 +226,7 @@ async def test_r_output_a_gap_at_the_end_of_a_stream_is_told_once(store: OutputS
         got += [(page.data, len(page.gaps), page.end)]
         cursor = page.next
     assert got == [("one\n", 0, False), ("", 0, False), ("", 1, True)]
-    second = f"u1/{stream_name(2, 0, 'p2')}"
+    outputs, second = Outputs(store), f"u1/{stream_name(2, 0, 'p2')}"
     await store.put(f"{second}/{chunk_name(0)}", Head(Mark()).encode() + b"two\n")
     page = await outputs.page(KEYS, record(), Which(), cursor="", limit=65536)
     assert (page.data, page.gaps) == ("one\n", ())

@@ -15,7 +15,8 @@ def keep_output(seen: Observed, plan: Plan) -> tuple[Action, ...]:
         return ()
     if status.finished_at:
         known = is_archived(status) or (seen.archived and not seen.archived.trouble)
-        return () if known else (ArchiveOutput(_sources(seen)),)
+        begun = tuple(each.number for each in status.attempts or () if st.has_begun(each))
+        return () if known else (ArchiveOutput(_sources(seen), begun),)
     return _sources(seen)
 
 

@@ -8,7 +8,7 @@ the head of the last one says where to go on in the container's log.
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal, Self
@@ -65,6 +65,7 @@ OVERTAKEN: Final = (
     "the log was rotated faster than it was read; what was between is missing, if anything was"
 )
 LOST: Final = "the container's log was gone before it could be read to its end"
+MISSING: Final = "it was kept, and is not in the store any more"
 
 
 class NoLogError(ValueError):
@@ -329,6 +330,34 @@ def total(wholes: Sequence[Whole]) -> Archived:
         sha256=wholes[0].sha256 if len(wholes) == 1 else "",
         gaps=sum(len(whole.gaps) for whole in wholes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a store has of one stream."""
+
+    starts: tuple[int, ...] = ()
+    """Offsets of its chunks, in order."""
+    ended: bool = False
+    """Whether it is said what it came to."""
+
+
+def stored_streams(names: Iterable[str]) -> dict[str, Stored]:
+    """The streams of a job, in order, from the names of its objects (`<stream>/<object>`)."""
+    starts: dict[str, list[int]] = {}
+    ended: set[str] = set()
+    for name in names:
+        stream, _, of_it = name.partition("/")
+        if parse_stream_name(stream) is None:
+            continue
+        starts.setdefault(stream, [])
+        if of_it == END:
+            ended.add(stream)
+        elif of_it.isdigit():
+            starts[stream].append(int(of_it))
+    return {
+        stream: Stored(tuple(sorted(starts[stream])), stream in ended) for stream in sorted(starts)
+    }
 
 
 def result_path(sha256: str) -> str:

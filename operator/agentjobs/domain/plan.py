@@ -76,6 +76,8 @@ class ArchiveOutput:
 
     sources: tuple[FollowOutput, ...]
     """Containers that are there to be read."""
+    attempts: tuple[int, ...] = ()
+    """Attempts in which the tool began; each has a stream, be it only a gap."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What tools printed, read from the store in pages: it survives the pod (R-OUTPUT)."""
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from agentjobs.api.agentjob import AgentJob
@@ -14,13 +14,17 @@ from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.output import (
     END,
+    MISSING,
     Head,
+    Stored,
     Whole,
     chunk_name,
     encode_page,
     ended_in_the_middle,
     parse_stream_name,
+    stored_streams,
 )
+from agentjobs.domain.output import Gap as StoredGap
 from agentjobs.gateway.cursors import open_cursor, seal_cursor
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord
@@ -28,9 +32,10 @@ from agentjobs.gateway.problems import try_later
 from agentjobs.store import MissingObjectError, OutputStore, StoreError
 
 NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
-NO_END = 1 << 63
 CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
+LISTED_JOBS = 64
+"""Chunks are only added, so a list is good for all that it shows; to list anew is dear in S3."""
 DATA_BYTES = MAX_PAGE_BYTES - 2048
 """Of a page as JSON; the rest is for what stands around it."""
 
@@ -55,12 +60,33 @@ class Piece:
     end: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a stream, and the place behind it."""
+
+    data: bytes
+    after: int
+    gaps: tuple[Gap, ...]
+    end: bool
+    stream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What the store has of a job."""
+
+    streams: Mapping[str, Stored]
+    final: bool
+    """Whether it was listed after all had been stored."""
+
+
 class Outputs:
     """Reads streams of jobs that the caller may see."""
 
     def __init__(self, store: OutputStore | None) -> None:
         self._store = store
         self._chunks: OrderedDict[str, tuple[Head, bytes]] = OrderedDict()
+        self._listings: OrderedDict[str, _Listing] = OrderedDict()
 
     async def page(
         self, keys: Keys, record: JobRecord, which: Which, *, cursor: str, limit: int
@@ -73,17 +99,10 @@ class Outputs:
         if not piece.data:
             return OutputPage(data="", next=piece.next, end=piece.end, gaps=piece.gaps)
         text, encoding, used = encode_page(piece.data, min(limit, DATA_BYTES))
-        whole = used == len(piece.data)
-        after = piece.next
-        if not whole:
-            stream, offset = _place(open_cursor(keys, _purpose(record), piece.next))
-            after = _seal(keys, record, stream, offset - len(piece.data) + used)
+        if used < len(piece.data):
+            piece = await self.piece(keys, record, which, cursor=cursor, limit=used)
         return OutputPage(
-            data=text,
-            encoding=encoding,
-            next=after,
-            end=piece.end and whole,
-            gaps=piece.gaps,
+            data=text, encoding=encoding, next=piece.next, end=piece.end, gaps=piece.gaps
         )
 
     async def piece(
@@ -100,12 +119,13 @@ class Outputs:
             gaps = (Gap(offset=0, reason=NOT_KEPT),) if record.over else ()
             return Piece(b"", gaps, _seal(keys, record, stream, offset), end=record.over)
         try:
-            names = await self._store.names(record.uid)
-            return await self._read_on(keys, record, names, which, (stream, offset), limit)
+            part = await self._read_on(record, which, (stream, offset), limit)
         except (StoreError, ValueError) as error:
             raise try_later(
                 ProblemType.UNAVAILABLE, "the store of output does not answer", 5
             ) from error
+        after = _seal(keys, record, part.stream, part.after)
+        return Piece(part.data, part.gaps, after, end=part.end)
 
     async def result(self, keys: Keys, job: AgentJob, *, cursor: str, limit: int) -> ResultPage:
         """A page of what a job handed in at its end; at most so many bytes, 64 KiB as JSON.
@@ -144,83 +164,100 @@ class Outputs:
                 ProblemType.UNAVAILABLE, "the store of results does not answer", 5
             ) from error
 
+    async def _list(self, record: JobRecord) -> "_Listing":
+        assert self._store is not None  # noqa: S101 - asked by `piece`
+        # Whether it can change is asked first: what is stored meanwhile must not be missed.
+        final = record.archived
+        listing = _Listing(stored_streams(await self._store.names(record.uid)), final)
+        self._listings[record.uid] = listing
+        self._listings.move_to_end(record.uid)
+        while len(self._listings) > LISTED_JOBS:
+            self._listings.popitem(last=False)
+        return listing
+
     async def _read_on(
+        self, record: JobRecord, which: Which, place: tuple[str, int], limit: int
+    ) -> "_Part":
+        """A part of a stream, from what is known to be there or from a new list."""
+        listing = self._listings.get(record.uid)
+        if listing is not None:
+            part = await self._read_from(listing, record, which, place, limit)
+            if listing.final or len(part.data) == limit:
+                return part
+        return await self._read_from(await self._list(record), record, which, place, limit)
+
+    async def _read_from(
         self,
-        keys: Keys,
+        listing: "_Listing",
         record: JobRecord,
-        names: Mapping[str, int],
         which: Which,
         place: tuple[str, int],
         limit: int,
-    ) -> Piece:
+    ) -> "_Part":
         """A part of a stream, or of the next one that has something."""
-        streams = _fitting(names, which)
+        streams = _fitting(listing.streams, which)
         stream, offset = place
         stream = stream or next(iter(streams), "")
         gaps: tuple[Gap, ...] = ()
-        while True:
-            piece = await self._read(keys, record, names, stream, offset, limit)
+        while stream:
+            stored = listing.streams.get(stream, Stored())
+            path = f"{record.uid}/{stream}"
+            part = await self._read(path, stored, offset, limit, final=listing.final)
             following = next((each for each in streams if each > stream), "")
-            if piece.end and not piece.data and following:
-                gaps += piece.gaps
+            if part.end and not part.data and following:
+                gaps += part.gaps
                 stream, offset = following, 0
                 continue
             # Another attempt may follow as long as the job is not over.
-            settled = which.attempt is not None or record.archived
-            end = piece.end and settled and not following
+            settled = which.attempt is not None or listing.final
+            end = part.end and settled and not following
             # A gap at the end of a stream is told once: when the reader leaves it.
-            after = offset + len(piece.data)
-            gaps += tuple(gap for gap in piece.gaps if end or gap.offset < after)
-            return replace(piece, gaps=gaps, end=end)
+            gaps += tuple(gap for gap in part.gaps if end or gap.offset < part.after)
+            return replace(part, stream=stream, gaps=gaps, end=end)
+        # Nothing was printed, or nothing is stored yet.
+        return _Part(b"", after=0, gaps=(), end=listing.final)
 
     async def _read(
-        self,
-        keys: Keys,
-        record: JobRecord,
-        names: Mapping[str, int],
-        stream: str,
-        offset: int,
-        limit: int,
-    ) -> Piece:
-        if not stream:
-            # Nothing was printed, or nothing is stored yet.
-            return Piece(b"", (), _seal(keys, record, "", 0), end=record.archived)
-        path = f"{record.uid}/{stream}"
-        starts = [
-            int(name.rpartition("/")[2])
-            for name in names
-            if name.startswith(f"{stream}/") and name.rpartition("/")[2].isdigit()
-        ]
-        data, gaps = await self._range(path, starts, offset, limit)
-        whole = await self._whole(path) if f"{stream}/{END}" in names else None
+        self, path: str, stored: Stored, offset: int, limit: int, *, final: bool
+    ) -> "_Part":
+        whole = await self._whole(path) if stored.ended else None
+        begin, data, gaps = offset, *await self._range(path, stored.starts, offset, limit)
+        if final and not data:
+            # Nothing is written any more, so what is not there is missing.
+            size = whole.size if whole else offset
+            begin = min((start for start in stored.starts if start > offset), default=size)
+            data, gaps = await self._range(path, stored.starts, begin, limit)
         if whole:
-            gaps = tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in whole.gaps)
-        after = offset + len(data)
-        end = whole is not None and after >= whole.size
+            gaps = _shown(whole.gaps)
+        after = begin + len(data)
+        end = after >= whole.size if whole else final and not data
         if not end and data and ended_in_the_middle(data) and len(data) < limit:
             # The rest of the character is still to come.
             data = data.decode("utf-8", "ignore").encode()
-            after = offset + len(data)
+            after = begin + len(data)
         shown = tuple(
             gap for gap in gaps if offset <= gap.offset < after or (end and gap.offset == after)
         )
-        return Piece(data, shown, _seal(keys, record, stream, after), end=end)
+        if begin > offset or (end and not whole):
+            shown = (Gap(offset=offset, reason=MISSING), *shown)
+        return _Part(data, after=after, gaps=shown, end=end)
 
     async def _range(
-        self, path: str, starts: list[int], offset: int, limit: int
+        self, path: str, starts: Sequence[int], offset: int, limit: int
     ) -> tuple[bytes, tuple[Gap, ...]]:
         """At most so many bytes from an offset on; all gaps known up to there."""
         data = b""
         gaps: tuple[Gap, ...] = ()
-        for start, following in pairwise([*starts, NO_END]):
-            if following <= offset + len(data):
-                continue
-            if start > offset + len(data):
-                # It was written while the store was listed, and one before it was not seen.
+        # The chunk that holds the offset, or the first one behind it.
+        first = max(bisect_right(starts, offset) - 1, 0)
+        for start in starts[first:]:
+            at = offset + len(data) - start
+            if at < 0:
+                # One before it is missing, or was written while the store was listed.
                 break
             head, content = await self._chunk(f"{path}/{chunk_name(start)}")
-            gaps = tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in head.gaps)
-            data += content[offset + len(data) - start :][: limit - len(data)]
+            gaps = _shown(head.gaps)
+            data += content[at : at + limit - len(data)]
             if len(data) >= limit:
                 break
         return data, gaps
@@ -244,9 +281,12 @@ class Outputs:
         return Whole.decode(await self._store.get(f"{path}/{END}"))
 
 
-def _fitting(names: Mapping[str, int], which: Which) -> list[str]:
+def _shown(gaps: Iterable[StoredGap]) -> tuple[Gap, ...]:
+    return tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in gaps)
+
+
+def _fitting(streams: Iterable[str], which: Which) -> list[str]:
     """The streams that are asked for, in order."""
-    streams = sorted({name.partition("/")[0] for name in names})
     places = [(parse_stream_name(stream), stream) for stream in streams]
     return [
         stream
