@@ -50,6 +50,29 @@ def job(uid: str, version: int, *, of: str = "u1", failed: int = 0) -> dict[str,
     }
 
 
+def left(cache: Cache) -> list[str]:
+    """Names of the pods of Job j1 that are there, whatever else is remembered of them."""
+    return [each.name for each in cache.remains(("j1", "unknown"))]
+
+
+def test_r_ttl_of_the_pods_of_a_finished_job_it_is_known_that_they_are_there() -> None:
+    cache = Cache()
+    for name in ("one", "two", "three"):
+        cache.put_pod(pod(name, 3))
+    cache.put_pod(pod("three", 4), gone=True)
+    assert left(cache) == ["one", "two"]
+    cache.reduce_pods("j1")
+    assert (left(cache), cache.pods("j1")) == (["one", "two"], ())
+    # A list shows them again, and a watch that one is gone.
+    cache.put_pod(pod("one", 3))
+    cache.put_pod(pod("two", 5), gone=True)
+    assert left(cache) == ["one"]
+    cache.reduce_pods("j1")
+    cache.drop_remains("j1", "one")
+    assert left(cache) == []
+    assert cache._remains == {}
+
+
 def pod(uid: str, version: int, *, of: str = "j1", phase: str = "Running") -> dict[str, Any]:
     labels = {"labels": {"agentjobs.dev/job": "a"}}
     return {

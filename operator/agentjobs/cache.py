@@ -15,7 +15,7 @@ from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import API_VERSION, LABEL_JOB
 from agentjobs.domain.children import JobView
 from agentjobs.domain.nodes import NodeView
-from agentjobs.domain.observed import DependencySeen, SlotsSeen
+from agentjobs.domain.observed import DependencySeen, Remains, SlotsSeen
 from agentjobs.domain.pods import PodView
 
 KEPT_METADATA = (
@@ -74,6 +74,7 @@ class Cache:
         self._children: dict[Key, tuple[int, JobView]] = {}
         self._child_uids: dict[str, Key] = {}
         self._pods: dict[str, dict[str, tuple[int, PodView]]] = {}
+        self._remains: dict[str, dict[str, str]] = {}
         self._dependents: dict[Key, set[Key]] = {}
         self._users: dict[Key, set[Key]] = {}
         self._claiming: set[Key] = set()
@@ -286,14 +287,44 @@ class Cache:
         views = [view for _, view in self._pods.get(job_uid, {}).values()]
         return tuple(sorted(views, key=lambda pod: (pod.created is None, pod.created, pod.name)))
 
+    def remains(self, job_uids: Iterable[str]) -> tuple[Remains, ...]:
+        """Pods of some Jobs that are there and are not being deleted."""
+        return tuple(
+            Remains(name, uid, job_uid)
+            for job_uid in job_uids
+            for uid, name in self._left(job_uid).items()
+        )
+
+    def _left(self, job_uid: str) -> dict[str, str]:
+        views = [view for _, view in self._pods.get(job_uid, {}).values()]
+        going = {view.uid for view in views if view.gone or view.delete_by}
+        known = self._remains.get(job_uid, {}) | {view.uid: view.name for view in views}
+        return {uid: name for uid, name in known.items() if uid not in going}
+
+    def reduce_pods(self, job_uid: str) -> None:
+        """Keep of the pods of a Job that is over no more than that they are there."""
+        left = self._left(job_uid)
+        self.forget_pods(job_uid)
+        if left:
+            self._remains[job_uid] = left
+
+    def drop_remains(self, job_uid: str, uid: str) -> None:
+        """Note that a pod that was left of a Job was deleted."""
+        left = self._remains.get(job_uid, {})
+        left.pop(uid, None)
+        if not left:
+            self._remains.pop(job_uid, None)
+
     def forget_pods(self, job_uid: str) -> None:
         """Drop what is remembered of the pods of a Job that matters no more."""
         self._pods.pop(job_uid, None)
+        self._remains.pop(job_uid, None)
         self._child_uids.pop(job_uid, None)
 
     def forget_pod(self, body: Mapping[str, Any]) -> None:
         """Drop a pod of a Job that nobody will ask about."""
         job_uid = PodView.from_json(body).job_uid
+        self.drop_remains(job_uid, body["metadata"]["uid"])
         pods = self._pods.get(job_uid, {})
         pods.pop(body["metadata"]["uid"], None)
         if not pods:

@@ -168,6 +168,7 @@ class Operator:
             grace_ceiling=self._settings.grace_ceiling_seconds,
             node_lost=self._settings.node_lost_seconds,
             linger=self._settings.linger_seconds,
+            pod_retention=self._settings.pod_retention_seconds,
             destinations=destinations,
             gateway_url=self._settings.gateway_url,
         )

@@ -21,7 +21,15 @@ from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.keeping import is_archived
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.nodes import lose_pods
-from agentjobs.domain.observed import Need, Observed, Policy, ReadLastLine, ReadPods, ReadTool
+from agentjobs.domain.observed import (
+    Need,
+    Observed,
+    Policy,
+    ReadLastLine,
+    ReadPods,
+    ReadTool,
+    Remains,
+)
 from agentjobs.domain.output import stream_name
 from agentjobs.domain.plan import (
     Action,
@@ -31,6 +39,7 @@ from agentjobs.domain.plan import (
     DeleteAgentJob,
     DeleteJob,
     DeleteOutput,
+    DeletePod,
     Deliver,
     ExpirePod,
     FollowOutput,
@@ -226,7 +235,15 @@ class Passes:
             keeps_output=self._streams is not None,
             said=self._streams.said(meta.uid) if self._streams else Said(),
             archived=self._streams.archived(meta.uid) if self._streams else None,
+            remains=self._remains(status),
             written_at=self._written_at.get(meta.uid),
+        )
+
+    def _remains(self, status: AgentJobStatus) -> tuple[Remains, ...]:
+        if not status.finished_at:
+            return ()
+        return self._cache.remains(
+            each.job_uid for each in status.attempts or () if each.job_uid is not None
         )
 
     async def _read(self, seen: Observed, need: Need) -> Observed:
@@ -325,7 +342,7 @@ class Passes:
         self._fence()
         self._metrics.writes.labels(type(action).__name__).inc()
         match action:
-            case CreateJob() | SuspendJob() | RetireJob() | DeleteJob() | ExpirePod():
+            case CreateJob() | SuspendJob() | RetireJob() | DeleteJob() | ExpirePod() | DeletePod():
                 return await self._act_on_child(key, job, action)
             case FollowOutput() | ArchiveOutput() | DeleteOutput():
                 await self._output(key, job, action)
@@ -341,7 +358,7 @@ class Passes:
         self,
         key: Key,
         job: AgentJob,
-        action: CreateJob | SuspendJob | RetireJob | DeleteJob | ExpirePod,
+        action: CreateJob | SuspendJob | RetireJob | DeleteJob | ExpirePod | DeletePod,
     ) -> bool:
         match action:
             case CreateJob():
@@ -352,6 +369,9 @@ class Passes:
                 await self._kube.delete(JOBS, key.namespace, action.name, action.uid)
             case ExpirePod():
                 await self._expire(key, action)
+            case DeletePod():
+                await self._kube.delete(PODS, key.namespace, action.name, action.uid)
+                self._cache.drop_remains(action.job_uid, action.uid)
         return False
 
     async def _create(self, key: Key, job: AgentJob, body: dict[str, Any]) -> bool:
@@ -479,7 +499,9 @@ class Passes:
         for attempt in job.status.attempts or ():
             child = self._cache.child(key.namespace, attempt.job_name)
             if child and child.owner_uid == job.metadata.uid:
-                self._cache.forget_pods(child.uid)
+                # Without a store pods are never deleted before their AgentJob.
+                reduce = self._cache.reduce_pods if self._streams else self._cache.forget_pods
+                reduce(child.uid)
 
     def _delay(self, plan: Plan) -> float | None:
         if plan.requeue_at is None:

@@ -47,6 +47,8 @@ class Settings:
     """URL of the store that output is kept in; empty: none is kept."""
     log_patience_seconds: int = 60
     """How long a log that cannot be read is asked for after its container has ended."""
+    pod_retention_seconds: int = 600
+    """How long pods stay after their output is archived."""
     callbacks_allow: str = ""
     """Where events may be sent: a JSON list of {namespaces, hosts, cidrs, ports}. None: nowhere."""
     callbacks_insecure_loopback: bool = False
@@ -85,6 +87,9 @@ class Settings:
             gateway_url=get.text("GATEWAY_URL", ""),
             output_store=get.text("OUTPUT_STORE", ""),
             log_patience_seconds=get.number("LOG_PATIENCE_SECONDS", cls.log_patience_seconds),
+            pod_retention_seconds=get.number(
+                "POD_RETENTION_SECONDS", cls.pod_retention_seconds, least=0
+            ),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
             callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
             linger_seconds=get.number("LINGER_SECONDS", cls.linger_seconds),

@@ -11,6 +11,7 @@ from tests.controlplane.stage import Place, Scenario, scenario, told_in
 pytestmark = pytest.mark.controlplane
 
 PATIENCE = 3
+RETENTION = 2
 LET_GO_WITHIN = 100.0
 
 
@@ -19,7 +20,11 @@ def store_of(place: Place) -> Path:
 
 
 def serve(place: Place) -> None:
-    store = {"OUTPUT_STORE": store_of(place).as_uri(), "LOG_PATIENCE_SECONDS": PATIENCE}
+    store = {
+        "OUTPUT_STORE": store_of(place).as_uri(),
+        "LOG_PATIENCE_SECONDS": PATIENCE,
+        "POD_RETENTION_SECONDS": RETENTION,
+    }
     place.stage.operator(place, settings=store)
 
 
@@ -53,6 +58,14 @@ def unread(place: Place) -> None:
     assert ends[0] is False, "the end was written before"
     (end,) = store_of(place).rglob("end")
     assert LOST in end.read_text(encoding="utf-8")
+    # R-TTL: pods go some time after the archive, the Job stays.
+    selector = {"labelSelector": "agentjobs.dev/job=unread"}
+    place.record.until(
+        "end of the pod",
+        lambda: not place.api.items("Pod", place.namespace, **selector),
+        RETENTION + 10,
+    )
+    assert place.api.get("Job", place.namespace, "unread-1").code == 200
 
 
 @scenario("R-OUTPUT a store that fails is told, tried on, and blocks no deletion", own=True)

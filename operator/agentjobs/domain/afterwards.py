@@ -18,7 +18,7 @@ from agentjobs.domain import status as st
 from agentjobs.domain.callbacks import DELETION_PATIENCE, after, give_up, pending
 from agentjobs.domain.children import JobView
 from agentjobs.domain.finish import owed_by
-from agentjobs.domain.keeping import is_archived, with_archived
+from agentjobs.domain.keeping import archived_at, is_archived, with_archived
 from agentjobs.domain.mirror import (
     stamped,
     with_condition,
@@ -29,6 +29,7 @@ from agentjobs.domain.plan import (
     DeleteAgentJob,
     DeleteJob,
     DeleteOutput,
+    DeletePod,
     Deliver,
     Note,
     Plan,
@@ -82,14 +83,28 @@ def _go_on(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
     owed = owed_by(seen.job.status)
     if seen.job.metadata.deletion_timestamp:
         return _let_go(seen, owed)
-    if owed:
-        return _deliver(seen, owed)
+    return _clear_pods(seen, _deliver(seen, owed) if owed else _expire(seen, deliveries))
+
+
+def _expire(seen: Observed, deliveries: Sequence[Delivery]) -> Plan:
     expires_at = _expires_at(seen, deliveries)
     if seen.now >= expires_at and seen.awaited:
         return Plan(requeue_at=seen.now + AWAITED_RECHECK)
     if seen.now >= expires_at:
         return Plan(actions=(DeleteAgentJob(),))
     return Plan(requeue_at=expires_at)
+
+
+def _clear_pods(seen: Observed, plan: Plan) -> Plan:
+    """Delete what is left of pods, some time after what they printed was archived (R-TTL)."""
+    archived = archived_at(seen.job.status)
+    if archived is None or not seen.remains:
+        return plan
+    due_at = archived + timedelta(seconds=seen.policy.pod_retention)
+    if seen.now < due_at:
+        return replace(plan, requeue_at=min(plan.requeue_at or due_at, due_at))
+    actions = tuple(DeletePod(each.name, each.uid, each.job_uid) for each in seen.remains)
+    return replace(plan, actions=(*plan.actions, *actions))
 
 
 def _must_not_run(seen: Observed, child: JobView) -> bool:

@@ -1,5 +1,7 @@
 """Which output is to be kept: followed from its start, put together after the end (R-OUTPUT)."""
 
+from datetime import datetime
+
 from agentjobs.api.agentjob import AgentJobStatus, Output, Progress
 from agentjobs.api.names import ConditionType, Reason
 from agentjobs.domain import status as st
@@ -22,8 +24,13 @@ def keep_output(seen: Observed, plan: Plan) -> tuple[Action, ...]:
 
 def is_archived(status: AgentJobStatus) -> bool:
     """Whether the record says what was kept of all output."""
+    return archived_at(status) is not None
+
+
+def archived_at(status: AgentJobStatus) -> datetime | None:
+    """Since when all output is kept."""
     found = st.condition(status, ConditionType.OUTPUT_ARCHIVED)
-    return found is not None and found.status == "True"
+    return found.last_transition_time if found and found.status == "True" else None
 
 
 def with_archived(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:

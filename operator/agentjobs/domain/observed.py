@@ -35,6 +35,8 @@ class Policy:
     """Where events may be sent."""
     gateway_url: str = ""
     """Where agents read results; part of events. Empty: events do not say."""
+    pod_retention: int = 600
+    """How long pods stay after their output is archived, for kubectl."""
     mirror_interval: int = 10
     """Changes that nobody waits for are written at most this often."""
 
@@ -89,6 +91,16 @@ class SlotsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Remains:
+    """A pod that is still there though its job is over."""
+
+    name: str
+    uid: str
+    job_uid: str
+    """Of the batch/v1 Job."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The input of a decision."""
 
@@ -129,5 +141,7 @@ class Observed:
     """What the tool has said on lines of its output."""
     archived: Archived | None = None
     """What was kept of the output, once that is all."""
+    remains: tuple[Remains, ...] = ()
+    """Pods of all attempts, once the job is over."""
     written_at: datetime | None = None
     """When this process last wrote the status."""

@@ -50,6 +50,16 @@ class ExpirePod:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete a dead pod; what it printed is kept elsewhere."""
+
+    name: str
+    uid: str
+    job_uid: str
+    """Of the batch/v1 Job."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Try to deliver an event of the outbox."""
 
@@ -106,6 +116,7 @@ Action = (
     | RetireJob
     | DeleteJob
     | ExpirePod
+    | DeletePod
     | Deliver
     | FollowOutput
     | ArchiveOutput
