@@ -260,6 +260,12 @@ def test_r_output_is_kept_on_a_volume_that_both_programs_share(helm: Path, compo
     assert volume["persistentVolumeClaim"] == {"claimName": "agentjobs-output"}
 
 
+def test_r_ttl_how_long_pods_stay_after_the_archive_is_a_value(helm: Path) -> None:
+    name = "AGENTJOBS_POD_RETENTION_SECONDS"
+    assert environment(helm, "operator")[name] == "600"
+    assert environment(helm, "operator", "--set=output.podRetentionSeconds=0")[name] == "0"
+
+
 def test_r_output_the_claim_is_made_as_it_is_wanted_and_outlives_the_release(helm: Path) -> None:
     made = claim(helm, VOLUME, ONE_EACH)
     assert made["spec"] == {
