@@ -1,7 +1,7 @@
 """What agents are shown: small whatever a tool or the API server says, and never wrong."""
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import jsonschema_rs
@@ -20,12 +20,14 @@ from agentjobs.api.names import (
     WaitingCode,
 )
 from agentjobs.contract.calls import MAX_STATUS_BYTES, JobStatus
+from agentjobs.domain.callbacks import outbox_of
 from agentjobs.domain.view import render_status, state_of
 from tests.builders import Json, an_agentjob
 
 bounded = settings(max_examples=40, derandomize=True, database=None, deadline=None)
 SCHEMA = jsonschema_rs.Draft202012Validator(JobStatus.model_json_schema(), validate_formats=True)
 LONGEST = "n" * 63
+UID = "0b7e6a0f-1f0e-4d0c-9a55-7c1d2f3e4a5b"
 WORST = ["\x01", "\x00", '"', "\\", "\u2028", "é", "😀", "\u202e", "\x7f", "\n", "a"]
 """Characters of which JSON makes up to six bytes, or UTF-8 up to four."""
 
@@ -90,7 +92,7 @@ SPECS = st.one_of(
 )
 JOBS = st.builds(
     lambda name, namespace, status, spec, deleted: an_agentjob(
-        name=name, namespace=namespace, status=status, deleted=deleted, **spec
+        name=name, namespace=namespace, uid=UID, status=status, deleted=deleted, **spec
     ),
     LABELS,
     LABELS,
@@ -100,14 +102,15 @@ JOBS = st.builds(
 )
 
 
-def worst(character: str) -> AgentJob:
+def worst(character: str, state: str) -> AgentJob:
     """The largest status that there is, all texts of one character."""
     return an_agentjob(
         name=LONGEST,
         namespace=LONGEST,
+        uid=UID,
         toolRef={"name": LONGEST},
         status={
-            "state": "queued",
+            "state": state,
             "waiting": {"code": "unschedulable", "message": character * 1024},
             "attempts": [{"number": n, "jobName": LONGEST} for n in range(1, 11)],
             "startedAt": "2026-03-01T12:00:00.123456+05:30",
@@ -134,7 +137,8 @@ def worst(character: str) -> AgentJob:
 
 def with_worst(test: Any) -> Any:
     for character in WORST:
-        test = example(worst(character))(test)
+        for state in ("queued", "timed_out"):
+            test = example(worst(character, state))(test)
     return test
 
 
@@ -222,3 +226,16 @@ def test_r_honest_a_text_of_ordinary_length_is_shown_whole() -> None:
 def test_r_honest_a_cut_can_be_seen() -> None:
     status = shown(status={"state": "queued", "waiting": {"code": "kueue", "message": "x" * 1000}})
     assert status["waiting"]["message"].endswith("x…")
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_r_event_the_end_of_a_job_is_told_under_the_id_of_its_callback(state: State) -> None:
+    status = {"state": state.value, "finishedAt": "2026-03-01T12:00:00Z"}
+    job = an_agentjob(callback={"url": "https://runtime.example.com/"}, status=status)
+    shown = json.loads(render_status(job)).get("event_id")
+    if state not in TERMINAL_STATES:
+        assert shown is None
+        return
+    outbox = outbox_of(job, job.status, datetime(2026, 3, 1, tzinfo=UTC))
+    assert outbox is not None
+    assert [shown] == [delivery.id for delivery in outbox.deliveries]

@@ -27,6 +27,7 @@ from agentjobs.contract.calls import (
     Question,
     QuestionList,
     ResultPage,
+    SigningKeys,
     Started,
     StartRequest,
     Stopped,
@@ -308,6 +309,10 @@ class Client:
         """The tools that the caller may use, as function definitions for a model."""
         request = Request(operations.TOOLS, query=self._query(namespace))
         return (await self._exchange.ask(request, ToolList)).tools
+
+    async def signing_keys(self) -> tuple[str, ...]:
+        """Public keys that events are signed with, `whpk_…`: any of them may have signed."""
+        return (await self._exchange.ask(Request(operations.SIGNING_KEYS), SigningKeys)).keys
 
     def _query(self, namespace: str | None, **values: str | None) -> dict[str, str]:
         values["namespace"] = namespace or self._namespace

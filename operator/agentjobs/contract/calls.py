@@ -187,6 +187,8 @@ class JobStatus(Body):
     summary: Annotated[str, Field(max_length=SUMMARY_CHARACTERS)] | None = None
     """One line of the result. A tool's own words: not to be trusted."""
     cause: Cause | None = None
+    event_id: str | None = None
+    """Once it is over: the id of the event that a callback about this end has."""
 
 
 class JobPage(Body):

@@ -12,6 +12,7 @@ from agentjobs.contract.calls import (
     Progress,
     Waiting,
 )
+from agentjobs.domain.callbacks import EVENT_OF_STATE
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.texts import cut_bytes
 
@@ -70,6 +71,7 @@ def status_view(job: AgentJob, text_bytes: int = TEXT_BYTES[0]) -> JobStatus:
         cause=Cause.model_validate({**cause.model_dump(), "message": short(cause.message)})
         if cause
         else None,
+        event_id=f"evt_{meta.uid}_{EVENT_OF_STATE[state]}" if state in EVENT_OF_STATE else None,
     )
 
 
