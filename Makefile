@@ -62,8 +62,8 @@ soak: $(READY) ## Run everything with large counts
 	$(PY) -m tests.cluster build
 	AGENTJOBS_SOAK=1 $(PYTEST) -q --timeout 3600
 
-bench: $(READY) ## Measure a burst of jobs against bare Jobs
-	$(PY) -m tests.cluster build --control-plane
+bench: $(READY) ## Measure a burst of jobs against bare Jobs; BENCH=gateway, BENCH=inbox: these
+	$(if $(filter inbox,$(BENCH)),,$(PY) -m tests.cluster build --control-plane)
 	$(PY) -m bench $(BENCH)
 
 causes: $(READY) ## Write docs/causes.md from what the tests see on a real node (root)

@@ -1,4 +1,4 @@
-"""`python -m bench [burst|gateway]`: prints figures, and ratios within the same run."""
+"""`python -m bench [burst|gateway|inbox]`: prints figures, and ratios within the same run."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench import gateway
+from bench import gateway, inbox
 from bench.burst import Figures, measure
 from tests.audit import table
 from tests.cluster import FAST_LIMITS
@@ -16,16 +16,24 @@ from tests.cluster import FAST_LIMITS
 def main(argv: list[str] | None = None) -> int:
     """Run a benchmark; the last line is the ratio to bare Jobs."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=["burst", "gateway"], default="burst")
+    parser.add_argument("name", nargs="?", choices=["burst", "gateway", "inbox"], default="burst")
     parser.add_argument("--jobs", type=int, default=200, help="jobs (or starts) of each kind")
     parser.add_argument("--reads", type=int, default=10_000, help="status reads at the gateway")
     parser.add_argument("--polls", type=int, default=1000, help="long polls at the gateway")
     parser.add_argument("--limits", choices=["default", "raised"], default="raised")
+    parser.add_argument(
+        "--docs", type=Path, help="where docs/inbox.md is, to be brought up to date"
+    )
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     chosen = parser.parse_args(argv)
-    figures: Figures | gateway.Figures
+    figures: Figures | gateway.Figures | inbox.Figures
     with TemporaryDirectory(prefix="bench-") as directory:
-        if chosen.name == "gateway":
+        if chosen.name == "inbox":
+            figures = inbox.measure()
+            sys.stdout.write(f"{inbox.table(figures)}\n")
+            if chosen.docs:
+                inbox.write(figures, chosen.docs)
+        elif chosen.name == "gateway":
             figures = gateway.measure(Path(directory), chosen.jobs, chosen.reads, chosen.polls)
             show_gateway(figures)
         else:
