@@ -1,5 +1,6 @@
 """Creates the two AgentJobs, shows them while they run, and prints what came out."""
 
+import asyncio
 import json
 import shutil
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.binaries import binary
@@ -16,6 +18,7 @@ from .agent import Agent
 from .gateway import Gateway, forwarded
 from .job import Job, from_object
 from .logs import Followers
+from .loop import talk
 from .table import Display, Row
 
 NAMESPACE = "agentjobs-demo"
@@ -132,7 +135,12 @@ def call_the_gateway(cluster: Cluster, kubectl: Sequence[str]) -> bool:
     token = cluster.kubectl(*AS_AGENT.split()[1:]).strip()
     _say("\nThe same over HTTP, as an agent does it (through kubectl port-forward):")
     with forwarded(kubectl, RELEASE_NAMESPACE) as port:
-        return Agent(Gateway(port, token), _say).play()
+        kept = Agent(Gateway(port, token), _say).play()
+        _say("\nAn agent that keeps talking while its jobs run (demo/loop.py, docs/inbox.md):")
+        with TemporaryDirectory(prefix="agentjobs-demo-") as directory:
+            url = f"http://127.0.0.1:{port}"
+            talked = asyncio.run(talk(url, token, Path(directory), _say))
+    return kept and talked
 
 
 def _say(line: str) -> None:

@@ -82,6 +82,11 @@ class PlayedGateway:
             return _problem(404, ProblemType.JOB_NOT_FOUND.uri)
         return web.json_response(job)
 
+    async def _result(self, request: web.Request) -> web.Response:
+        job = self.jobs[request.match_info["job_id"]]
+        page = {"job_id": job["job_id"], "status": job["status"], "data": job["summary"]}
+        return web.json_response(page)
+
     async def _changes(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "")
         epoch, _, position = since.partition("-")
@@ -111,6 +116,7 @@ class PlayedGateway:
         app.router.add_post("/v1/jobs", self._start)
         app.router.add_get("/v1/jobs", self._changes)
         app.router.add_get("/v1/jobs/{job_id}", self._status)
+        app.router.add_get("/v1/jobs/{job_id}/result", self._result)
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
         )
