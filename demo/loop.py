@@ -25,7 +25,7 @@ CRAWL = (
     {"start": "http://docs-site.agentjobs-demo.svc/index.html", "max_pages": 20},
 )
 WAIT_SECONDS = 120.0
-SHOWN = 200
+SHOWN = 320
 """Characters of a line."""
 
 Say = Callable[[str], None]
