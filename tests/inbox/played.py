@@ -29,6 +29,9 @@ class PlayedGateway:
     """Called with the id of a job that was made, before its start is answered."""
     refuse_starts: int = 0
     """A status to refuse starts with."""
+    keys: list[str] = field(default_factory=list)
+    """Public keys; none: they are not there."""
+    keys_read: int = 0
     epoch: int = 0
     """Cursors of another epoch are not taken."""
     page: int = 500
@@ -82,6 +85,12 @@ class PlayedGateway:
             return _problem(404, ProblemType.JOB_NOT_FOUND.uri)
         return web.json_response(job)
 
+    async def _keys(self, _: web.Request) -> web.Response:
+        self.keys_read += 1
+        if not self.keys:
+            return _problem(404, "about:blank")
+        return web.json_response({"keys": self.keys})
+
     async def _result(self, request: web.Request) -> web.Response:
         job = self.jobs[request.match_info["job_id"]]
         page = {"job_id": job["job_id"], "status": job["status"], "data": job["summary"]}
@@ -114,6 +123,7 @@ class PlayedGateway:
     async def serving(self) -> AsyncIterator["PlayedGateway"]:
         app = web.Application()
         app.router.add_post("/v1/jobs", self._start)
+        app.router.add_get("/.well-known/agentjobs-signing-keys", self._keys)
         app.router.add_get("/v1/jobs", self._changes)
         app.router.add_get("/v1/jobs/{job_id}", self._status)
         app.router.add_get("/v1/jobs/{job_id}/result", self._result)

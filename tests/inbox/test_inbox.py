@@ -5,6 +5,8 @@ import os
 import re
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -23,6 +25,7 @@ from agentjobs.inbox import (
     FullError,
     Heard,
     Inbox,
+    KeyRing,
     Loop,
     Role,
     Rules,
@@ -34,6 +37,7 @@ from agentjobs.inbox import (
 )
 from agentjobs.inbox.schema import connect
 from agentjobs.inbox.store import Store
+from agentjobs.signing import Signer
 from tests.inbox.events import NOW, OTHER, SIGNER, body_of, headers_of, heard, heard_of
 from tests.inbox.played import PlayedGateway
 from tests.until import until
@@ -58,7 +62,7 @@ class Place:
         self.path = path / "inbox.db"
         self.gateway = gateway
         self.clock = Clock()
-        self.verifier = Verifier([SIGNER.public()])
+        self.verifier: Verifier | KeyRing = Verifier([SIGNER.public()])
 
     @asynccontextmanager
     async def open(self, rules: Rules | None = None, **settings: Any) -> AsyncIterator[Inbox]:
@@ -230,7 +234,47 @@ async def test_each_start_asks_for_the_callback_of_the_inbox(place: Place) -> No
     assert place.gateway.starts[0][1]["callback"] == {"url": callback.url}
 
 
+async def test_a_start_that_a_failing_server_may_have_made_is_not_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "TEND_SECONDS", 0.01)
+    place.gateway.refuse_starts = 500
+    async with place.open() as inbox:
+        with pytest.raises(ProblemError):
+            await inbox.start("crawl", key="once")
+        await until(lambda: len(place.gateway.starts) > 3)
+        assert len(inbox.store.open_starts()) == 1
+        place.gateway.refuse_starts = 0
+        assert "job_started" in (await inbox.take()).text
+        assert {key for key, _ in place.gateway.starts} == {"once"}
+
+
 # Answers to deliveries
+
+
+async def test_r_callback_keys_of_the_gateway_are_read_when_they_have_changed(
+    place: Place,
+) -> None:
+    body = body_of(heard())
+    async with place.gateway.client() as client:
+        place.verifier = KeyRing(client)
+        async with place.open() as inbox:
+
+            async def answer(signer: Signer) -> int:
+                return (await inbox.receive(headers_of(body, signer, place.clock.now), body)).status
+
+            assert await answer(SIGNER) == 503, "no key is known yet, so it has to come again"
+            place.gateway.keys = [SIGNER.public()]
+            assert await answer(SIGNER) == 503
+            assert place.gateway.keys_read == 1
+            place.clock.now += timedelta(minutes=1)
+            assert await answer(SIGNER) == 204
+            assert [await answer(OTHER) for _ in range(3)] == [401] * 3
+            assert place.gateway.keys_read == 2, "strangers cannot make us ask again and again"
+            place.gateway.keys = [OTHER.public(), SIGNER.public()]
+            place.clock.now += timedelta(minutes=1)
+            assert [await answer(SIGNER), await answer(OTHER), await answer(SIGNER)] == [204] * 3
+            assert place.gateway.keys_read == 3
 
 
 async def test_r_callback_a_full_inbox_asks_to_come_again_and_loses_nothing(place: Place) -> None:
@@ -574,3 +618,29 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(ValueError, match="version 9"):
         connect(tmp_path / "inbox.db")
+
+
+def test_several_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """Each time anew: where one of them finds it locked, it waits."""
+    code = (
+        "import sys; from pathlib import Path; from agentjobs.inbox.schema import connect\n"
+        "for line in sys.stdin: connect(Path(line.strip())).close(); print('ok', flush=True)"
+    )
+    openers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    said: list[str] = []
+    for n in range(60):
+        for each in openers:
+            assert each.stdin
+            each.stdin.write(f"{tmp_path / str(n)}\n")
+            each.stdin.flush()
+        for each in openers:
+            assert each.stdout
+            said.append(each.stdout.readline())
+    for each in openers:
+        each.communicate()
+    assert set(said) == {"ok\n"}

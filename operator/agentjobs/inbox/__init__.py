@@ -15,6 +15,7 @@ from agentjobs.inbox.acceptance import Rules, Ruling
 from agentjobs.inbox.batch import Part, Role, estimate_tokens
 from agentjobs.inbox.deliveries import Refused, judge
 from agentjobs.inbox.heard import Heard
+from agentjobs.inbox.keyring import KeyRing
 from agentjobs.inbox.receiver import handler_of, serving
 from agentjobs.inbox.runtime import Inbox, Loop, Reply
 from agentjobs.inbox.signatures import Verifier
@@ -26,6 +27,7 @@ __all__ = [
     "FullError",
     "Heard",
     "Inbox",
+    "KeyRing",
     "Loop",
     "Part",
     "Refused",

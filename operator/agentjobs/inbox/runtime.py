@@ -20,6 +20,7 @@ from agentjobs.inbox.acceptance import Rules, Ruling
 from agentjobs.inbox.batch import Estimate, estimate_tokens
 from agentjobs.inbox.deliveries import Refused, judge
 from agentjobs.inbox.heard import Heard, heard_from_status
+from agentjobs.inbox.keyring import KeyRing
 from agentjobs.inbox.lines import not_started_line, plain, started_line, word
 from agentjobs.inbox.signatures import Verifier
 from agentjobs.inbox.store import Batch, FollowUp, OpenStart, Store
@@ -86,7 +87,7 @@ class Inbox:
         path: Path,
         client: Client,
         *,
-        verifier: Verifier | None = None,
+        verifier: Verifier | KeyRing | None = None,
         callback: Callback | None = None,
         rules: Rules | None = None,
         loop: Loop | None = None,
@@ -96,7 +97,8 @@ class Inbox:
 
         :param path: the file of its memory, on a disk that survives; made for its owner alone.
         :param client: of the gateway, open for as long as the inbox is.
-        :param verifier: of callbacks; absent: none are taken, a Watcher brings the events.
+        :param verifier: of callbacks, or the keys that the gateway serves; absent: no callbacks are
+            taken, a Watcher brings the events.
         :param callback: where this inbox is called; goes with each start that names none.
         """
         self._path = path
@@ -228,7 +230,11 @@ class Inbox:
         """Take one delivery of a callback. What is answered 2xx is on the disk."""
         if self._verifier is None:
             return Reply(HTTPStatus.NOT_FOUND, "no callbacks are taken here")
-        event = judge(headers, body, self._verifier, self._clock())
+        event = await self._judged(headers, body, self._verifier)
+        if event is None:
+            return Reply(
+                HTTPStatus.SERVICE_UNAVAILABLE, "no keys are known yet", TROUBLE_RETRY_SECONDS
+            )
         if isinstance(event, Refused):
             log.warning("a delivery was refused: %s", event.reason)
             return Reply(event.status, event.reason)
@@ -244,6 +250,21 @@ class Inbox:
         if ruling is Ruling.FULL:
             return Reply(HTTPStatus.TOO_MANY_REQUESTS, "the inbox is full", FULL_RETRY_SECONDS)
         return Reply(HTTPStatus.NO_CONTENT)
+
+    async def _judged(
+        self, headers: Mapping[str, str], body: bytes, keys: Verifier | KeyRing
+    ) -> Heard | Refused | None:
+        """Judge a delivery; one whose signature fits no key by new keys too, if there are some."""
+        if isinstance(keys, Verifier):
+            return judge(headers, body, keys, self._clock())
+        known = await keys.verifier(self._clock)
+        if known is None:
+            return None
+        event = judge(headers, body, known, self._clock())
+        if isinstance(event, Refused) and event.status is HTTPStatus.UNAUTHORIZED:
+            new = await keys.renewed(self._clock)
+            return judge(headers, body, new, self._clock()) if new else event
+        return event
 
     async def accept(self, event: Heard) -> Ruling:
         """Take an event that is known to be the platform's."""

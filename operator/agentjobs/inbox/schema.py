@@ -2,12 +2,14 @@
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Final
 
 VERSION: Final = 1
 BUSY_SECONDS: Final = 10.0
 """How long one process waits for another that writes."""
+SWITCH_SECONDS: Final = 0.01
 TABLES: Final = """
 CREATE TABLE items (              -- what waits for the agent, in the order of its arrival
   seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -78,7 +80,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
+    _write_ahead(connection)
     # A 2xx is a promise: it must hold when the power goes, not only when the process does.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("BEGIN IMMEDIATE")
@@ -91,3 +93,17 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
     if version not in {0, VERSION}:
         raise ValueError(f"the file is of version {version} of the inbox, this is {VERSION}")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to WAL. Here alone SQLite does not wait for another process that does the same."""
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(SWITCH_SECONDS)
+        else:
+            return
