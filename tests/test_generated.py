@@ -266,6 +266,12 @@ def test_r_ttl_how_long_pods_stay_after_the_archive_is_a_value(helm: Path) -> No
     assert environment(helm, "operator", "--set=output.podRetentionSeconds=0")[name] == "0"
 
 
+def test_r_report_how_much_a_pod_may_hand_in(helm: Path) -> None:
+    name = "AGENTJOBS_MAX_REPORTED_OUTPUT_BYTES"
+    assert environment(helm, "gateway")[name] == "67108864"
+    assert environment(helm, "gateway", "--set=output.maxReportedBytes=0")[name] == "0"
+
+
 def test_r_output_the_claim_is_made_as_it_is_wanted_and_outlives_the_release(helm: Path) -> None:
     made = claim(helm, VOLUME, ONE_EACH)
     assert made["spec"] == {

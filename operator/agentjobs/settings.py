@@ -122,6 +122,8 @@ class GatewaySettings:
     max_arguments_bytes: int = 16 * 1024
     output_store: str = ""
     """URL of the store that output is kept in; empty: there is none to show."""
+    max_reported_output_bytes: int = 64 * 1024 * 1024
+    """What one pod may hand in as output, beside what it prints."""
     callbacks_allow: str = ""
     callbacks_insecure_loopback: bool = False
 
@@ -166,6 +168,9 @@ class GatewaySettings:
                 "MAX_ARGUMENTS_BYTES", cls.max_arguments_bytes, most=64 * 1024
             ),
             output_store=get.text("OUTPUT_STORE", ""),
+            max_reported_output_bytes=get.number(
+                "MAX_REPORTED_OUTPUT_BYTES", cls.max_reported_output_bytes, least=0
+            ),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
             callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
         )

@@ -97,7 +97,9 @@ OPEN: dict[str, Document] = {
 
 @pytest.fixture(scope="module")
 def ground(stage: Stage) -> Iterator[Ground]:
-    gateway = stage.gateway("gateway-fuzzed", settings={"ALLOW_TEMPLATES": "true"})
+    store = (stage.directory / "store-fuzzed").as_uri()
+    settings = {"ALLOW_TEMPLATES": "true", "OUTPUT_STORE": store}
+    gateway = stage.gateway("gateway-fuzzed", settings=settings)
     mine, other = Tenant.new(stage, MINE), Tenant.new(stage, OTHER)
     for tenant in (mine, other):
         tenant.usable_tool("open", inputSchema={"type": "object"})

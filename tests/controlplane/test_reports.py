@@ -57,6 +57,30 @@ class Reporter:
         return replies[-1]
 
 
+class Pages:
+    """An output as an agent reads it, page by page."""
+
+    def __init__(self, agent: Agent, gateway: GatewayProcess, path: str) -> None:
+        self._agent, self._gateway, self._path = agent, gateway, path
+        self._end = False
+
+    def read(self) -> bytes:
+        got, cursor = b"", ""
+        while True:
+            after = f"&cursor={cursor}" if cursor else ""
+            octets = {"Accept": "application/octet-stream"}
+            page = self._agent.send(self._gateway, "GET", self._path + after, None, octets)
+            assert page.code == 200, page.raw
+            got, cursor = got + page.raw, page.headers["Agentjobs-Next"]
+            self._end = page.headers["Agentjobs-End"] == "true"
+            if self._end or not page.raw:
+                return got
+
+    def ended(self) -> bool:
+        self.read()
+        return self._end
+
+
 def known(place: Place, name: str) -> bool:
     return bool(place.status(name).get("podUIDs"))
 
@@ -222,6 +246,64 @@ def often_told(place: Place) -> None:
     assert set(shown) <= {None, 1, 59}, "what came between is not written"
     place.kubelet.finish(pods["busy"])
     place.until_over("busy")
+
+
+@scenario(
+    "R-REPORT R-OUTPUT output handed in piece by piece is kept once and outlives it", own=True
+)
+def pieces_of_output(place: Place) -> None:
+    directory = place.stage.directory / f"store-{place.namespace}"
+    settings = {"OUTPUT_STORE": directory.as_uri(), "MAX_REPORTED_OUTPUT_BYTES": 3_000_000}
+    first, second = (
+        place.stage.gateway(f"gateway-{n}-{place.namespace}", settings=settings) for n in "ab"
+    )
+    place.stage.operator(place, settings={"OUTPUT_STORE": directory.as_uri()})
+    place.tool("reports", resultFrom="report")
+    pods = running(place, "pieces", "beside")
+    agent = Tenant(place.stage, place.namespace).account("agent-a", CALLS).agent
+    token = token_of(place, pods["pieces"])
+    here, there = (Reporter(each, place, "pieces", token) for each in (first, second))
+    whole = hashlib.shake_256(b"pieces").digest(3_000_000)
+    path = f"/v1/jobs/pieces.{place.namespace}/output?stream=reported"
+
+    here.until_taken("output?offset=0", whole[:1_000_000])
+    again = there.tell("output?offset=0", whole[:1_000_000])
+    assert (again.code, again.body) == (200, {"offset": 1_000_000}), "a lost answer is repeated"
+    for code, problem, query, content in (
+        (409, "output-elsewhere", "offset=1000001", b"x"),
+        (409, "output-elsewhere", "offset=0", b"x"),
+        (400, "invalid-request", "offset=-1", b"x"),
+        (400, "invalid-request", "", b"x"),
+        (413, "body-too-large", "offset=1000000", whole[: 1024 * 1024 + 1]),
+    ):
+        refused = here.tell(f"output?{query}", content)
+        assert (refused.code, refused.problem) == (code, problem)
+    refused = here.tell("output?offset=0", b"x", f"beside.{place.namespace}")
+    assert (refused.code, refused.problem) == (403, "not-its-pod")
+    assert len(Pages(agent, first, path).read()) == 1_000_000, "it can be read while the tool runs"
+    for at in (1_000_000, 2_000_000):
+        assert there.tell(f"output?offset={at}", whole[at : at + 1_000_000]).code == 200
+    full = here.tell("output?offset=3000000", b"x")
+    assert (full.code, full.problem) == (409, "output-full")
+    without = Reporter(place.stage.replicas[0], place, "pieces", token)
+    refused = without.tell("output?offset=0", b"x")
+    assert (refused.code, refused.problem) == (409, "output-not-kept")
+
+    place.kubelet.finish(pods["pieces"])
+    place.until_over("pieces")
+    assert here.tell("output?offset=3000000", b"x").problem == "job-over"
+    place.api.delete("Pod", place.namespace, pods["pieces"]["metadata"]["name"]).object()
+    for gateway in (first, second):
+        pages = Pages(agent, gateway, path)
+        wait_until("end of the output", partial(pages.ended))
+        assert hashlib.sha256(pages.read()).digest() == hashlib.sha256(whole).digest()
+    kept = directory / "output" / place.uid("pieces")
+    assert list(kept.glob("reported/*/*"))
+    place.api.delete("AgentJob", place.namespace, "pieces").object()
+    place.until_gone("AgentJob", "pieces")
+    assert not list(kept.rglob("*/*/*"))
+    place.kubelet.finish(pods["beside"])
+    place.until_over("beside")
 
 
 @pytest.mark.parametrize("scenario", told_in(__name__), ids=str)

@@ -33,7 +33,7 @@ from agentjobs.contract.calls import (
     Stopped,
     ToolList,
 )
-from agentjobs.contract.operations import DEFAULT_PAGE_JOBS, KEY, MAX_PAGE_BYTES
+from agentjobs.contract.operations import DEFAULT_PAGE_JOBS, KEY, MAX_PAGE_BYTES, Stream
 from agentjobs.contract.problems import ProblemType
 
 POLL_SECONDS: Final = 30
@@ -224,15 +224,22 @@ class Client:
             next_ = page.next
 
     async def output(
-        self, job_id: str, cursor: str = "", *, limit: int = MAX_PAGE_BYTES
+        self,
+        job_id: str,
+        cursor: str = "",
+        *,
+        stream: Stream = Stream.PRINTED,
+        limit: int = MAX_PAGE_BYTES,
     ) -> OutputPage:
-        """A piece of what the tool has printed, at any time.
+        """A piece of what the tool has printed, or handed in piece by piece, at any time.
 
         :param cursor: `next` of the page before; empty: from the beginning.
         :param limit: bytes of data at most, 4 to 65536.
         :raises NotFoundError: no such job.
         """
         query = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
+        if stream is not Stream.PRINTED:
+            query["stream"] = stream.value
         request = Request(operations.OUTPUT, {"job_id": job_id}, query)
         return await self._exchange.ask(request, OutputPage)
 

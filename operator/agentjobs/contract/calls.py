@@ -276,6 +276,13 @@ class SummaryReport(Asked):
     """Cut to one line of 280 characters."""
 
 
+class OutputKept(Body):
+    """The answer to a piece of output that is kept."""
+
+    offset: int
+    """Bytes of this pod's that are kept by now: the offset of the next piece."""
+
+
 class Function(Body):
     """One function definition for a model."""
 
@@ -322,3 +329,5 @@ class Problem(Body):
     job_id: str | None = None
     job_status: State | None = None
     """Status of the job that it is about."""
+    offset: int | None = None
+    """Bytes of output that are kept: where the next piece begins."""

@@ -24,6 +24,7 @@ DEFAULT_PAGE_JOBS: Final = 50
 MAX_PAGE_BYTES: Final = 64 * 1024
 MAX_CURSOR: Final = 1024
 MAX_RESULT_BYTES: Final = 10 * 1024 * 1024
+MAX_PIECE_BYTES: Final = 1024 * 1024
 DECIMAL = re.compile(r"[0-9]{1,9}")
 
 
@@ -40,9 +41,19 @@ Cursor = Annotated[
 Since = Annotated[str, StringConstraints(max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]*$")]
 Wait = Annotated[int, Field(ge=0, le=MAX_WAIT_SECONDS), BeforeValidator(_decimal)]
 PageJobs = Annotated[int, Field(ge=1, le=MAX_PAGE_JOBS), BeforeValidator(_decimal)]
+Offset = Annotated[int, Field(ge=0, le=999_999_999), BeforeValidator(_decimal)]
 Ordinal = Annotated[int, Field(ge=0, le=999_999), BeforeValidator(_decimal)]
 PageBytes = Annotated[int, Field(ge=4, le=MAX_PAGE_BYTES), BeforeValidator(_decimal)]
 Reason = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class Stream(StrEnum):
+    """Which output of a job."""
+
+    PRINTED = "printed"
+    """What its tool wrote to standard output and standard error."""
+    REPORTED = "reported"
+    """What its tool handed in piece by piece."""
 
 
 class In(StrEnum):
@@ -209,10 +220,11 @@ OUTPUT = Operation(
     "getJobOutput",
     "GET",
     "/v1/jobs/{job_id}/output",
-    "What the tool has printed so far.",
+    "What the tool has printed, or handed in piece by piece, so far.",
     calls.OutputPage,
     parameters=(
         JOB,
+        Parameter("stream", Stream, "Which of both. Absent: what it has printed."),
         CURSOR,
         LIMIT_BYTES,
         Parameter("attempt", Ordinal, "Which attempt. Absent: all, one after the other."),
@@ -316,6 +328,26 @@ REPORT_SUMMARY = Operation(
     problems=REPORT_PROBLEMS,
     pod=True,
 )
+REPORT_OUTPUT = Operation(
+    "reportOutput",
+    "POST",
+    "/v1/report/output",
+    "Hand in a piece of output, as it is: kept beside what is printed. Pieces are sent in order; "
+    "the same piece sent again, after a lost answer, is kept once.",
+    calls.OutputKept,
+    parameters=(
+        REPORTING_JOB,
+        Parameter(
+            "offset",
+            Offset,
+            "Bytes that this pod has handed in before this piece.",
+            required=True,
+        ),
+    ),
+    problems=(*REPORT_PROBLEMS, P.OUTPUT_ELSEWHERE, P.OUTPUT_FULL, P.OUTPUT_NOT_KEPT),
+    pod=True,
+    raw_limit=MAX_PIECE_BYTES,
+)
 REPORT_RESULT = Operation(
     "reportResult",
     "POST",
@@ -384,6 +416,7 @@ OPERATIONS: Final = (
     TOOLS,
     REPORT_PROGRESS,
     REPORT_SUMMARY,
+    REPORT_OUTPUT,
     REPORT_RESULT,
     SIGNING_KEYS,
     OPENAPI,

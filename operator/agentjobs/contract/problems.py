@@ -34,6 +34,13 @@ class ProblemType(Enum):
         HTTPStatus.CONFLICT,
         "The tool's result is not taken from reports",
     )
+    OUTPUT_ELSEWHERE = (
+        "output-elsewhere",
+        HTTPStatus.CONFLICT,
+        "This is not where the output goes on",
+    )
+    OUTPUT_FULL = "output-full", HTTPStatus.CONFLICT, "There is no more room for output of this pod"
+    OUTPUT_NOT_KEPT = "output-not-kept", HTTPStatus.CONFLICT, "No output is kept here"
     NOT_ITS_POD = "not-its-pod", HTTPStatus.FORBIDDEN, "Only a job's own pods report for it"
     POD_NOT_KNOWN = "pod-not-known", HTTPStatus.SERVICE_UNAVAILABLE, "The pod is not known yet"
     BODY_TOO_LARGE = (

@@ -8,7 +8,7 @@ the head of the last one says where to go on in the container's log.
 import base64
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal, Self
@@ -363,6 +363,27 @@ def stored_streams(names: Iterable[str]) -> dict[str, Stored]:
 def result_path(sha256: str) -> str:
     """Where a result is kept, below its job; no stream is called so."""
     return f"result/{sha256}"
+
+
+REPORTED: Final = "reported"
+"""Below a job: streams that tools handed in; what they printed stands beside it. No printed stream
+is called so."""
+REPORTED_HEAD: Final = Head(Mark()).encode()
+"""Of a piece that a tool handed in: there is no log that it stands in."""
+
+
+def reported_path(job_uid: str, attempt: int, index: int, pod_uid: str) -> str:
+    """Where the stream is that a pod hands in piece by piece."""
+    return f"{job_uid}/{REPORTED}/{stream_name(attempt, index, pod_uid)}"
+
+
+def reported_pieces(objects: Mapping[str, int]) -> dict[int, int]:
+    """Offsets and sizes of what a tool has handed in, in order.
+
+    :param objects: names and sizes of the objects of its stream.
+    """
+    sizes = {int(name): size - len(REPORTED_HEAD) for name, size in objects.items()}
+    return dict(sorted(sizes.items()))
 
 
 def stream_name(attempt: int, index: int, pod_uid: str) -> str:

@@ -52,6 +52,8 @@ class JobRecord:
     """Whether all of its output that is kept is in the store."""
     job_name: str = ""
     """The current attempt's Job."""
+    attempt: int = 0
+    """Its number; 0: there is none yet."""
     told_at: datetime = NEVER
     """When its tool last told how far it is."""
     pods: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ def record_of(body: dict[str, Any]) -> JobRecord:
         body=shown,
         tag=hashlib.sha256(shown).hexdigest()[:TAG_CHARACTERS],
         job_name=job.status.job_name or "",
+        attempt=job.status.attempts[-1].number if job.status.attempts else 0,
         told_at=(job.status.progress and job.status.progress.at) or NEVER,
         pods=job.status.pod_uids or (),
         archived=is_archived(job.status) or (bool(job.status.finished_at) and not began),

@@ -9,12 +9,13 @@ from typing import Any
 from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.names import State
 from agentjobs.contract.calls import Gap, OutputPage, ResultPage
-from agentjobs.contract.operations import MAX_PAGE_BYTES
+from agentjobs.contract.operations import MAX_PAGE_BYTES, Stream
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.output import (
     END,
     MISSING,
+    REPORTED,
     Head,
     Stored,
     Whole,
@@ -48,6 +49,21 @@ class Which:
     """None: all, one after the other."""
     index: int = 0
     """Of an indexed Job: which completion."""
+    kind: Stream = Stream.PRINTED
+
+    def below(self, record: JobRecord) -> str:
+        """Where in the store these streams are."""
+        return record.uid if self.kind is Stream.PRINTED else f"{record.uid}/{REPORTED}"
+
+    def is_final(self, record: JobRecord) -> bool:
+        """Whether nothing is added to them any more."""
+        # Nobody reports for a job that is over; what was printed is put together after the end.
+        return record.archived if self.kind is Stream.PRINTED else record.over
+
+    def purpose(self, record: JobRecord) -> str:
+        """What cursors into them are good for."""
+        kind = "" if self.kind is Stream.PRINTED else f" {self.kind}"
+        return f"output {record.uid}{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +130,18 @@ class Outputs:
         """
         stream, offset = "", 0
         if cursor:
-            stream, offset = _place(open_cursor(keys, _purpose(record), cursor))
+            stream, offset = _place(open_cursor(keys, which.purpose(record), cursor))
         if self._store is None:
             gaps = (Gap(offset=0, reason=NOT_KEPT),) if record.over else ()
-            return Piece(b"", gaps, _seal(keys, record, stream, offset), end=record.over)
+            after = seal_cursor(keys, which.purpose(record), [stream, offset])
+            return Piece(b"", gaps, after, end=record.over)
         try:
             part = await self._read_on(record, which, (stream, offset), limit)
         except (StoreError, ValueError) as error:
             raise try_later(
                 ProblemType.UNAVAILABLE, "the store of output does not answer", 5
             ) from error
-        after = _seal(keys, record, part.stream, part.after)
+        after = seal_cursor(keys, which.purpose(record), [part.stream, part.after])
         return Piece(part.data, part.gaps, after, end=part.end)
 
     async def result(self, keys: Keys, job: AgentJob, *, cursor: str, limit: int) -> ResultPage:
@@ -164,13 +181,13 @@ class Outputs:
                 ProblemType.UNAVAILABLE, "the store of results does not answer", 5
             ) from error
 
-    async def _list(self, record: JobRecord) -> "_Listing":
+    async def _list(self, record: JobRecord, which: Which) -> "_Listing":
         assert self._store is not None  # noqa: S101 - asked by `piece`
         # Whether it can change is asked first: what is stored meanwhile must not be missed.
-        final = record.archived
-        listing = _Listing(stored_streams(await self._store.names(record.uid)), final)
-        self._listings[record.uid] = listing
-        self._listings.move_to_end(record.uid)
+        final, below = which.is_final(record), which.below(record)
+        listing = _Listing(stored_streams(await self._store.names(below)), final)
+        self._listings[below] = listing
+        self._listings.move_to_end(below)
         while len(self._listings) > LISTED_JOBS:
             self._listings.popitem(last=False)
         return listing
@@ -179,12 +196,12 @@ class Outputs:
         self, record: JobRecord, which: Which, place: tuple[str, int], limit: int
     ) -> "_Part":
         """A part of a stream, from what is known to be there or from a new list."""
-        listing = self._listings.get(record.uid)
+        listing = self._listings.get(which.below(record))
         if listing is not None:
             part = await self._read_from(listing, record, which, place, limit)
             if listing.final or len(part.data) == limit:
                 return part
-        return await self._read_from(await self._list(record), record, which, place, limit)
+        return await self._read_from(await self._list(record, which), record, which, place, limit)
 
     async def _read_from(
         self,
@@ -201,7 +218,7 @@ class Outputs:
         gaps: tuple[Gap, ...] = ()
         while stream:
             stored = listing.streams.get(stream, Stored())
-            path = f"{record.uid}/{stream}"
+            path = f"{which.below(record)}/{stream}"
             part = await self._read(path, stored, offset, limit, final=listing.final)
             following = next((each for each in streams if each > stream), "")
             if part.end and not part.data and following:
@@ -220,7 +237,7 @@ class Outputs:
     async def _read(
         self, path: str, stored: Stored, offset: int, limit: int, *, final: bool
     ) -> "_Part":
-        whole = await self._whole(path) if stored.ended else None
+        whole = await self._whole(path, stored, final=final)
         begin, data, gaps = offset, *await self._range(path, stored.starts, offset, limit)
         if final and not data:
             # Nothing is written any more, so what is not there is missing.
@@ -275,10 +292,18 @@ class Outputs:
             self._chunks.popitem(last=False)
         return read
 
-    async def _whole(self, path: str) -> Whole | None:
+    async def _whole(self, path: str, stored: Stored, *, final: bool) -> Whole | None:
+        """What a stream came to, where that is known."""
         if self._store is None:
             return None
-        return Whole.decode(await self._store.get(f"{path}/{END}"))
+        if stored.ended:
+            return Whole.decode(await self._store.get(f"{path}/{END}"))
+        if final and stored.starts and f"/{REPORTED}/" in path:
+            # A tool does not say when its last piece was the last.
+            last = stored.starts[-1]
+            _, content = await self._chunk(f"{path}/{chunk_name(last)}")
+            return Whole(last + len(content), "")
+        return None
 
 
 def _shown(gaps: Iterable[StoredGap]) -> tuple[Gap, ...]:
@@ -295,14 +320,6 @@ def _fitting(streams: Iterable[str], which: Which) -> list[str]:
     ]
 
 
-def _purpose(record: JobRecord) -> str:
-    return f"output {record.uid}"
-
-
 def _place(value: list[Any]) -> tuple[str, int]:
     stream, offset = value
     return str(stream), int(offset)
-
-
-def _seal(keys: Keys, record: JobRecord, stream: str, offset: int) -> str:
-    return seal_cursor(keys, _purpose(record), [stream, offset])

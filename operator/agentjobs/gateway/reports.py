@@ -12,10 +12,10 @@ from agentjobs.api.base import format_time
 from agentjobs.api.names import INLINE_RESULT_BYTES, SUMMARY_CHARACTERS
 from agentjobs.contract.calls import ProgressReport
 from agentjobs.contract.problems import ProblemType
-from agentjobs.domain.jobids import parse_job_id
 from agentjobs.domain.output import result_path
 from agentjobs.domain.texts import cut, one_line
-from agentjobs.gateway.known import NEVER, JobRecord, KnownJobs, Name, record_of
+from agentjobs.gateway.known import NEVER, JobRecord, KnownJobs, Name
+from agentjobs.gateway.pods import MAX_PODS, JobsOfPods, not_its_pod
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Pod
 from agentjobs.kube import (
@@ -23,7 +23,6 @@ from agentjobs.kube import (
     ConflictError,
     Kube,
     KubeError,
-    NotFoundError,
     UnavailableError,
 )
 from agentjobs.store import OutputStore, StoreError
@@ -34,8 +33,6 @@ PROGRESS_EVERY = timedelta(seconds=5)
 SUMMARY_EVERY_SECONDS = 1.0
 SUMMARY_PATIENCE_SECONDS = 5.0
 MESSAGE_CHARACTERS = 256
-MAX_PODS = 16
-"""So many pods of a job stand in its status and may report."""
 TRIES = 10
 
 
@@ -50,9 +47,12 @@ class _Waiting:
 class Reports:
     """Takes reports of pods, each for its own job and nothing else."""
 
-    def __init__(self, kube: Kube, jobs: KnownJobs, store: OutputStore | None) -> None:
+    def __init__(
+        self, kube: Kube, jobs: KnownJobs, pods: JobsOfPods, store: OutputStore | None
+    ) -> None:
         self._kube = kube
         self._jobs = jobs
+        self._pods = pods
         self._store = store
         self._written: dict[str, datetime] = {}
         self._waiting: dict[str, _Waiting] = {}
@@ -64,7 +64,7 @@ class Reports:
 
         :raises ProblemError: not a pod of that job; the job is over.
         """
-        record = await self._its_job(pod, job_id)
+        record = await self._pods.job_of(pod, job_id)
         progress: dict[str, Any] = {"at": format_time(datetime.now(UTC))}
         # What is not told this time is not known any more.
         progress["percent"] = report.percent
@@ -76,7 +76,7 @@ class Reports:
 
         :raises ProblemError: not a pod of that job; the job is over; too many at once (503).
         """
-        record = await self._its_job(pod, job_id)
+        record = await self._pods.job_of(pod, job_id)
         now = asyncio.get_running_loop().time()
         turn = max(now, self._turns.get(record.uid, 0.0))
         if turn - now > SUMMARY_PATIENCE_SECONDS:
@@ -94,11 +94,11 @@ class Reports:
 
         :raises ProblemError: not a pod of that job; the job is over; another result is there.
         """
-        record = await self._its_job(pod, job_id)
+        record = await self._pods.job_of(pod, job_id)
         mark: dict[str, Any] | None = None
         for _ in range(TRIES):
             # The attempt may have changed since the pod was looked up, and is no one else's.
-            job = AgentJob.from_json(await self._read(record.name, record.uid))
+            job = AgentJob.from_json(await self._pods.read(record.name, record.uid))
             if mark is None:
                 _check_open(job, pod, content)
                 # Only now: what is refused must not fill the store.
@@ -124,38 +124,6 @@ class Reports:
             record = next((each for each in self._jobs if each.uid == uid), None)
             if record:
                 await self._write(record.name, uid, waiting.news)
-
-    async def _its_job(self, pod: Pod, job_id: str) -> JobRecord:
-        """The job of a pod, which the pod must name.
-
-        :raises ProblemError: it is not its job (403); is not known to be yet (503); is over (409).
-        """
-        place = parse_job_id(job_id)
-        if place is None or place[0] != pod.namespace:
-            raise _not_its_pod()
-        record = self._jobs.get(Name(*place))
-        if record is None:
-            record = record_of(await self._read(Name(*place), ""))
-        if pod.uid in record.pods:
-            return record
-        if not record.job_name or not pod.name.startswith(f"{record.job_name}-"):
-            raise _not_its_pod()
-        if record.over:
-            raise ProblemError(ProblemType.JOB_OVER, f"the job is {record.state}")
-        if len(record.pods) >= MAX_PODS:
-            raise ProblemError(
-                ProblemType.NOT_ITS_POD, f"only {MAX_PODS} pods of a job at once can report"
-            )
-        raise try_later(ProblemType.POD_NOT_KNOWN, "the job's status does not name this pod yet")
-
-    async def _read(self, name: Name, uid: str) -> dict[str, Any]:
-        try:
-            body = await self._kube.get(AGENTJOBS, *name)
-        except NotFoundError as error:
-            raise _not_its_pod() from error
-        if uid and body["metadata"]["uid"] != uid:
-            raise _not_its_pod()
-        return body
 
     async def _stored(self, job_uid: str, content: bytes) -> dict[str, Any]:
         """What the status says of a result; a large one is stored before.
@@ -226,7 +194,7 @@ def _check_open(job: AgentJob, pod: Pod, content: bytes) -> None:
     if status.finished_at:
         raise ProblemError(ProblemType.JOB_OVER, "its result cannot be changed any more")
     if pod.uid not in (status.pod_uids or ()):
-        raise _not_its_pod()
+        raise not_its_pod()
     effective = status.effective
     if effective and effective.result_from is not ResultSource.REPORT:
         raise ProblemError(
@@ -259,9 +227,3 @@ def _as_text(content: bytes) -> str | None:
         return content.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _not_its_pod() -> ProblemError:
-    return ProblemError(
-        ProblemType.NOT_ITS_POD, "give the pod's own AGENTJOBS_JOB_ID, with the pod's own token"
-    )

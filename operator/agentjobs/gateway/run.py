@@ -23,6 +23,7 @@ from agentjobs.contract.operations import (
     MAX_PAGE_BYTES,
     OCTETS,
     REPORTING_JOB,
+    Stream,
 )
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.destinations import Destinations
@@ -37,6 +38,8 @@ from agentjobs.gateway.jobs import Filter, Jobs, Page
 from agentjobs.gateway.keys import KeyRing, Keys
 from agentjobs.gateway.known import KnownInputs, KnownJobs, KnownTools
 from agentjobs.gateway.outputs import Outputs, Which
+from agentjobs.gateway.pieces import Pieces
+from agentjobs.gateway.pods import JobsOfPods
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reflector import Reflector
 from agentjobs.gateway.reports import Reports
@@ -105,7 +108,9 @@ class Gateway:
         self._starts = Starts(kube, self._known, (own, wide), reviews, places, policy, metrics)
         self._jobs = Jobs(kube, self._known, reviews)
         self._outputs = Outputs(store)
-        self._reports = Reports(kube, self._known, store)
+        pods = JobsOfPods(kube, self._known)
+        self._reports = Reports(kube, self._known, pods, store)
+        self._pieces = Pieces(pods, store, settings.max_reported_output_bytes)
         self._inputs = Inputs(kube, inputs, self._jobs, reviews)
         self._catalogue = Catalogue(own, wide, self._starts)
         self._signing_keys: Expiring[str, SigningKeys] = Expiring(lambda _: SIGNING_KEYS_SECONDS, 1)
@@ -194,6 +199,7 @@ class Gateway:
         serve(operations.TOOLS, self._tools)
         serve(operations.REPORT_PROGRESS, self._report_progress)
         serve(operations.REPORT_SUMMARY, self._report_summary)
+        serve(operations.REPORT_OUTPUT, self._report_output)
         serve(operations.REPORT_RESULT, self._report_result)
         serve(operations.SIGNING_KEYS, self._show_signing_keys)
         serve(operations.OPENAPI, self._show_openapi)
@@ -283,7 +289,8 @@ class Gateway:
     async def _output(self, call: Call) -> web.Response:
         values = call.values
         record = await self._jobs.find(call.caller, values["job_id"])
-        which = Which(values.get("attempt"), values.get("index", 0))
+        kind = values.get("stream", Stream.PRINTED)
+        which = Which(values.get("attempt"), values.get("index", 0), kind)
         cursor, limit = values.get("cursor", ""), values.get("limit", MAX_PAGE_BYTES)
         if OCTETS in values["Accept"]:
             piece = await self._with_cursor(
@@ -329,6 +336,10 @@ class Gateway:
         job = call.values[REPORTING_JOB.name]
         await self._reports.summary(_pod(call), job, call.body.summary)
         return web.Response(status=204)
+
+    async def _report_output(self, call: Call) -> web.Response:
+        job, offset = call.values[REPORTING_JOB.name], call.values["offset"]
+        return answer(await self._pieces.put(_pod(call), job, offset, call.body))
 
     async def _report_result(self, call: Call) -> web.Response:
         await self._reports.result(_pod(call), call.values[REPORTING_JOB.name], call.body)
