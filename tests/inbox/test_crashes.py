@@ -27,8 +27,8 @@ from tests.inbox.victim import JOBS, MESSAGES
 from tests.until import until
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
-ROUNDS = 20 if SOAK else 2
-KILLS = 20
+ROUNDS = 20 if SOAK else 1
+KILLS = 32
 """In each round."""
 ROOT = Path(__file__).resolve().parents[2]
 

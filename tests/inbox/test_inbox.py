@@ -208,6 +208,29 @@ async def test_r_inbox_own_a_start_whose_answer_is_lost_is_this_agents(place: Pl
     assert len(place.gateway.jobs) == 1
 
 
+async def test_a_start_that_is_lost_again_is_told_once(place: Place) -> None:
+    async with place.open(tends=False) as inbox:
+        for _ in range(2):
+            inbox.store.begin_start("k", '{"tool": "crawl"}', None, NOW)
+            inbox.store.end_start("k", "a.team-a", NOW, "[event] job_started")
+        assert await everything(inbox) == ["[event] job_started"]
+        inbox.store.end_start("k", "a.team-a", NOW, "[event] job_started")
+        assert await everything(inbox) == [], "its answer is on record"
+
+
+async def test_a_receiver_beside_the_loop_leaves_starts_to_it(place: Place) -> None:
+    async with place.open() as loop, place.open(tends=False) as receiver:
+
+        async def meanwhile(job_id: str) -> None:
+            receiver.wake()
+            assert await place.deliver(receiver, heard_of(job_id)) == 204
+
+        place.gateway.before_answer = meanwhile
+        ours = (await loop.start("crawl")).job_id
+        assert jobs_in((await loop.take()).text.split("\n")) == [ours]
+        assert len(place.gateway.starts) == 1
+
+
 async def test_a_start_is_not_repeated_when_its_key_may_be_forgotten(place: Place) -> None:
     async with place.open() as inbox:
         inbox.store.begin_start("old", '{"tool": "crawl"}', None, NOW - timedelta(hours=1))
@@ -339,6 +362,9 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
     for n in range(20):
         now = NOW + n * DAY
         store.accept(heard_of(f"j{n}.team-a", time=now), now)
+        batch = store.take("loop", now, DAY, 1000)
+        assert batch
+        assert store.acknowledge(batch.id)
         store.prune(now)
     with sqlite3.connect(tmp_path / "inbox.db") as db:
         (seen,), (jobs,) = (
@@ -349,6 +375,17 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
     store.close()
     assert seen <= 3
     assert jobs <= 2
+
+
+async def test_what_waits_is_known_however_old(place: Place) -> None:
+    rules = Rules(namespaces=frozenset({"team-a"}), retention=DAY)
+    async with place.open(rules) as inbox:
+        await inbox.accept(heard_of("a.team-a"))
+        await inbox.say("hi", "m-1")
+        place.clock.now += 9 * DAY
+        inbox.store.prune(place.clock.now)
+        assert await inbox.accept(heard_of("a.team-a")) is Ruling.DUPLICATE
+        assert not await inbox.say("hi", "m-1")
 
 
 # The server
@@ -383,6 +420,7 @@ async def test_a_body_that_does_not_come_is_given_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentjobs.inbox.receiver.READ_SECONDS", 0.05)
+    monkeypatch.setattr("agentjobs.inbox.receiver.LINGER_SECONDS", 0.05)
     async with place.open() as inbox, serving(inbox) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -461,6 +499,20 @@ async def test_another_loop_gets_a_batch_when_its_lease_is_over(place: Place) ->
         again = await inbox.take_now()
         assert isinstance(again, Batch)
         assert (again.id, again.again) == (first.id, True)
+
+
+async def test_a_loop_gets_its_own_batch_before_that_of_another(place: Place) -> None:
+    async with place.open() as inbox, place.open(loop=Loop(holder="other"), tends=False) as other:
+        await inbox.say("one")
+        await inbox.take()
+        place.clock.now += timedelta(minutes=9)
+        await other.say("two")
+        second = await other.take()
+        place.clock.now += timedelta(minutes=2)
+        again = await other.take()
+        assert again.id == second.id
+        assert await other.acknowledge(again)
+        assert (await other.take()).text == "[user] one"
 
 
 async def test_a_message_with_an_id_is_taken_once(place: Place) -> None:
@@ -633,7 +685,7 @@ def test_several_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
         for _ in range(4)
     ]
     said: list[str] = []
-    for n in range(60):
+    for n in range(40):
         for each in openers:
             assert each.stdin
             each.stdin.write(f"{tmp_path / str(n)}\n")

@@ -148,8 +148,11 @@ async def test_a_cursor_that_is_not_taken_any_more_costs_nothing(place: Place) -
         assert await inbox.take_now() is None
 
 
-async def test_the_cursor_waits_where_there_is_no_room(place: Place) -> None:
+async def test_the_cursor_waits_where_there_is_no_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Back-pressure: pages larger than the inbox come through, and nothing is passed over."""
+    monkeypatch.setattr("agentjobs.inbox.watcher.FULL_PAUSE_SECONDS", 0.01)
     for n in range(7):
         place.gateway.end(f"j{n}.team-a")
     rules = Rules(namespaces=ALL.namespaces, capacity=3)

@@ -82,7 +82,7 @@ class Inbox:
     come in, hands it to the model, and acknowledges.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         path: Path,
         client: Client,
@@ -91,6 +91,7 @@ class Inbox:
         callback: Callback | None = None,
         rules: Rules | None = None,
         loop: Loop | None = None,
+        tends: bool = True,
         clock: Clock = utc_now,
     ) -> None:
         """Prepare.
@@ -100,6 +101,8 @@ class Inbox:
         :param verifier: of callbacks, or the keys that the gateway serves; absent: no callbacks are
             taken, a Watcher brings the events.
         :param callback: where this inbox is called; goes with each start that names none.
+        :param tends: sees to starts whose answer was lost, follow-ups, and jobs that are silent. Of
+            several processes with one file only that of the agent's loop does.
         """
         self._path = path
         self._client = client
@@ -107,6 +110,7 @@ class Inbox:
         self._callback = callback
         self._rules = rules or Rules()
         self._loop = loop or Loop()
+        self._tends = tends
         self._clock = clock
         self._kept: Store | None = None
         self._came = asyncio.Event()
@@ -117,7 +121,8 @@ class Inbox:
     async def __aenter__(self) -> Self:
         """Open the file; raises OSError, sqlite3.Error, ValueError where that cannot be."""
         self._kept = await asyncio.to_thread(Store, self._path, self._rules)
-        self._tending = asyncio.create_task(self._tend(), name="inbox")
+        if self._tends:
+            self._tending = asyncio.create_task(self._tend(), name="inbox")
         return self
 
     async def __aexit__(

@@ -186,8 +186,11 @@ class Store:
         :param line: tells the agent, which did not get the answer itself.
         """
         with self._changing():
-            if line and self._one("SELECT 1 FROM starts WHERE key = ?", key):
-                self._put(f"start {key}", Role.EVENT, line)
+            item = f"start {key}"
+            begun = self._one("SELECT 1 FROM starts WHERE key = ?", key)
+            # A start that is lost again before the agent has read of it is told once.
+            if line and begun and not self._one("SELECT 1 FROM items WHERE id = ?", item):
+                self._put(item, Role.EVENT, line)
             self._end_start(key, job_id, now)
 
     def open_starts(self) -> list[OpenStart]:
@@ -299,16 +302,15 @@ class Store:
         counted: dict[str, int] = dict(self._all("SELECT name, n FROM counts"))
         return {**counted, "waiting": self._waiting()}
 
-    def ready(self) -> bool:
-        """Whether something waits that was not given out."""
-        return self._one("SELECT 1 FROM items WHERE NOT held AND batch IS NULL LIMIT 1") is not None
-
     def prune(self, now: datetime) -> None:
         """Forget what is older than it has to be."""
         old = (now - self.rules.retention).timestamp()
         with self._changing():
             # Clocks differ: an event must be stale before its id is forgotten.
-            self._db.execute("DELETE FROM seen WHERE at < ?", (old - SKEW_SECONDS,))
+            self._db.execute(
+                "DELETE FROM seen WHERE at < ? AND id NOT IN (SELECT id FROM items)",
+                (old - SKEW_SECONDS,),
+            )
             self._db.execute(
                 "DELETE FROM jobs WHERE at < ? AND (status IS NOT NULL OR at < ?)",
                 (old, (now - LONGEST_JOB).timestamp()),
