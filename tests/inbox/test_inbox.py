@@ -1,6 +1,7 @@
 """The inbox of an agent: whose events it takes, what it keeps, what it hands over."""
 
 import asyncio
+import gzip
 import os
 import re
 import sqlite3
@@ -409,6 +410,8 @@ async def test_deliveries_over_http(place: Place) -> None:
         assert await post(body, {}) == 400
         assert await post(b"x" * 70_000, headers_of(body)) == 413
         assert await post(body, headers_of(body), "/elsewhere") == 404
+        packed = gzip.compress(b" " * 50_000_000)
+        assert await post(packed, {**headers_of(body), "Content-Encoding": "gzip"}) == 415
         async with http.get("/events") as response:
             assert response.status == 405
         async with http.get("/healthz") as response:

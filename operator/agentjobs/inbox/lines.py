@@ -11,6 +11,7 @@ text tries.
 import re
 import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from agentjobs.api.names import SUMMARY_CHARACTERS, State
@@ -42,9 +43,7 @@ def plain(text: str, characters: int = SUMMARY_CHARACTERS) -> str:
     Control characters, line breaks of any kind and characters that reorder or hide text become
     blanks; brackets and quotes, and whatever Unicode counts as compatible with them, become others.
     """
-    seen = UNSEEN.sub(" ", text)
-    shown = "".join(" " if _hidden(c) else _harmless(c) for c in seen)
-    line = " ".join(shown.split())
+    line = _on_one_line(text)
     return line if len(line) <= characters else line[: max(0, characters - 1)] + ELLIPSIS
 
 
@@ -114,6 +113,12 @@ def word(text: str) -> str:
 def _details(event: Heard) -> str:
     call = "get_job_result" if event.status is State.DONE else "get_job_status"
     return f"{call}({word(event.job_id)})"
+
+
+@lru_cache(maxsize=2048)  # a batch tries many cuts of the same texts
+def _on_one_line(text: str) -> str:
+    seen = UNSEEN.sub(" ", text)
+    return " ".join("".join(" " if _hidden(c) else _harmless(c) for c in seen).split())
 
 
 def _hidden(character: str) -> bool:

@@ -50,7 +50,9 @@ async def serving(
     app = web.Application()
     app.router.add_post(path, handler_of(inbox))
     app.router.add_get(HEALTH, _healthy)
-    runner = web.AppRunner(app, access_log=None, lingering_time=LINGER_SECONDS)
+    runner = web.AppRunner(
+        app, access_log=None, lingering_time=LINGER_SECONDS, auto_decompress=False
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port, ssl_context=tls)
@@ -65,6 +67,9 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 async def _received(inbox: Inbox, request: web.Request) -> Reply:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        # Nobody compresses a kilobyte, and what is small may be made to unpack to a lot.
+        return Reply(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not taken")
     body = bytearray()
     try:
         async with asyncio.timeout(READ_SECONDS):
