@@ -408,3 +408,30 @@ def test_r_slots_all_in_line_are_found_when_the_limit_goes() -> None:
     cache.put_agentjob(user("b", 2, at=2, **IN_LINE))
     assert cache.next_in_line(TOOL) == []
     assert cache.in_line(TOOL) == [Key(NS, "b")]
+
+
+def question(uid: str, version: int, *, of: str = "u1", outcome: str = "") -> dict[str, Any]:
+    return {
+        "metadata": meta(f"q-{uid}", uid, version, **owner("AgentJob", "a", of)),
+        "spec": {"jobUID": of, "expiresAt": "2026-01-01T01:00:00Z"},
+        "status": {"outcome": outcome} if outcome else {},
+    }
+
+
+def test_r_level_an_old_word_of_a_question_does_not_open_it_again() -> None:
+    cache = Cache()
+    cache.put_agentjob(agentjob("u1", 1))
+    assert cache.put_question(question("q1", 5, outcome="answered")) == Key(NS, "a")
+    cache.put_question(question("q1", 4))
+    assert [each.closed for each in cache.questions("u1")] == [True]
+
+
+def test_r_level_questions_are_forgotten_with_themselves_and_with_their_job() -> None:
+    cache = Cache()
+    cache.put_question(question("q1", 4))
+    cache.put_question(question("q2", 5))
+    cache.put_agentjob(agentjob("u1", 1))
+    assert cache.drop_question("u1", "q1") == Key(NS, "a")
+    assert [each.uid for each in cache.questions("u1")] == ["q2"]
+    cache.drop_agentjob(Key(NS, "a"), "u1")
+    assert list(cache.all_questions()) == []

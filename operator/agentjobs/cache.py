@@ -17,6 +17,7 @@ from agentjobs.domain.children import JobView
 from agentjobs.domain.nodes import NodeView
 from agentjobs.domain.observed import DependencySeen, Remains, SlotsSeen
 from agentjobs.domain.pods import PodView
+from agentjobs.domain.questions import QuestionView
 
 KEPT_METADATA = (
     "name",
@@ -75,6 +76,8 @@ class Cache:
         self._child_uids: dict[str, Key] = {}
         self._pods: dict[str, dict[str, tuple[int, PodView]]] = {}
         self._remains: dict[str, dict[str, str]] = {}
+        self._questions: dict[str, dict[str, QuestionView]] = {}
+        """By the uid of the AgentJob that asks, and their own."""
         self._dependents: dict[Key, set[Key]] = {}
         self._users: dict[Key, set[Key]] = {}
         self._claiming: set[Key] = set()
@@ -136,6 +139,7 @@ class Cache:
             for dependency in codec.loads(record.body)["spec"].get("dependsOn") or ():
                 self._forget_dependent(Key(key.namespace, dependency["name"]), key)
         self._keys.pop(uid, None)
+        self._questions.pop(uid, None)
 
     def dependents(self, key: Key) -> Iterable[Key]:
         """AgentJobs that wait for this one."""
@@ -329,6 +333,36 @@ class Cache:
         pods.pop(body["metadata"]["uid"], None)
         if not pods:
             self.forget_pods(job_uid)
+
+    # --- questions
+
+    def put_question(self, body: Mapping[str, Any]) -> Key | None:
+        """Keep a question if it is newer than what is known; return the key of its AgentJob."""
+        view = QuestionView.from_json(body)
+        if not view.owner_uid:
+            return None
+        questions = self._questions.setdefault(view.owner_uid, {})
+        known = questions.get(view.uid)
+        if known is None or int(known.version) < int(view.version):
+            questions[view.uid] = view
+        return self._keys.get(view.owner_uid)
+
+    def drop_question(self, owner_uid: str, uid: str) -> Key | None:
+        """Forget a question that is not there any more; return the key of its AgentJob."""
+        questions = self._questions.get(owner_uid, {})
+        questions.pop(uid, None)
+        if not questions:
+            self._questions.pop(owner_uid, None)
+        return self._keys.get(owner_uid)
+
+    def questions(self, owner_uid: str) -> tuple[QuestionView, ...]:
+        """What an AgentJob asks and has asked."""
+        return tuple(self._questions.get(owner_uid, {}).values())
+
+    def all_questions(self) -> Iterator[QuestionView]:
+        """Every question known."""
+        for questions in list(self._questions.values()):
+            yield from list(questions.values())
 
     # --- nodes
 

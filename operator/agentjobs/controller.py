@@ -31,7 +31,7 @@ BACKOFFS = (1, 1, 2, 3, *[5] * 60)
 """Seconds between tries of a watch: an API server that is back is noticed within the longest."""
 WATCH_TASK = "watcher for "
 """How kopf names the task that watches one resource in one namespace."""
-WATCHES_PER_NAMESPACE = 4
+WATCHES_PER_NAMESPACE = 5
 WATCHES_CLUSTER_WIDE = 2
 CHECK_SECONDS = 1.0
 BEGUN_WITHIN_SECONDS = 30.0
@@ -108,6 +108,15 @@ class Feed:
             self._cache.forget_pod(body)
         self._wake([key] if key else [])
 
+    def question(self, body: dict[str, Any], *, gone: bool = False) -> None:
+        """Take in a question, or its answer."""
+        self._metrics.watch_events.labels("InputRequest").inc()
+        if gone:
+            key = self._cache.drop_question(body["spec"]["jobUID"], body["metadata"]["uid"])
+        else:
+            key = self._cache.put_question(body)
+        self._wake([key] if key else [])
+
     def tool(self, body: dict[str, Any], *, gone: bool = False) -> None:
         """Take in a tool. Jobs that it refused have ended; those in line may have more room."""
         self._metrics.watch_events.labels("Tool").inc()
@@ -167,6 +176,7 @@ def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
     on(GROUP, VERSION, "agentjobs", id="agentjobs", registry=registry)(take(feed.agentjob))
     on(GROUP, VERSION, "agenttools", id="agenttools", registry=registry)(take(feed.tool))
     on(GROUP, VERSION, "clusteragenttools", id="catools", registry=registry)(take(feed.tool))
+    on(GROUP, VERSION, "inputrequests", id="questions", registry=registry)(take(feed.question))
     on("batch", "v1", "jobs", id="jobs", registry=registry)(take(feed.job))
     on("", "v1", "nodes", id="nodes", registry=registry)(take(feed.node))
     on("", "v1", "pods", id="pods", registry=registry)(take(feed.pod))

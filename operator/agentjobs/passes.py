@@ -35,6 +35,7 @@ from agentjobs.domain.plan import (
     Action,
     AddFinalizer,
     ArchiveOutput,
+    CloseQuestion,
     CreateJob,
     DeleteAgentJob,
     DeleteJob,
@@ -58,6 +59,7 @@ from agentjobs.kube import (
     AGENTTOOLS,
     CLUSTERAGENTTOOLS,
     EVENTS,
+    INPUTREQUESTS,
     JOBS,
     PODS,
     ConflictError,
@@ -230,6 +232,7 @@ class Passes:
             dependencies=self._cache.dependencies(job),
             awaited=self._cache.is_awaited(Key(meta.namespace, meta.name)),
             slots=self._cache.slots(Key(meta.namespace, meta.name)),
+            questions=self._cache.questions(meta.uid),
             outcomes={each: found for each, found in outcomes.items() if found},
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
             keeps_output=self._streams is not None,
@@ -346,6 +349,8 @@ class Passes:
                 return await self._act_on_child(key, job, action)
             case FollowOutput() | ArchiveOutput() | DeleteOutput():
                 await self._output(key, job, action)
+            case CloseQuestion():
+                await self._close_question(key, action)
             case Deliver():
                 self._deliver(key, action)
             case AddFinalizer() | RemoveFinalizer():
@@ -443,6 +448,18 @@ class Passes:
                 self._streams.archive(key, uid, sources, action.attempts)
             case DeleteOutput():
                 await self._delete_output(job)
+
+    async def _close_question(self, key: Key, action: CloseQuestion) -> None:
+        meta = {"resourceVersion": action.version}
+        body = {"metadata": meta, "status": {"outcome": action.outcome.value}}
+        try:
+            written = await self._kube.patch(
+                INPUTREQUESTS, key.namespace, action.name, body, "status"
+            )
+        except (ConflictError, NotFoundError):
+            # Somebody has answered; the watch tells what.
+            return
+        self._cache.put_question(written)
 
     async def _delete_output(self, job: AgentJob) -> None:
         """Delete what was kept; a store that fails must not hold up a deletion for ever.

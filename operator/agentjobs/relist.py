@@ -12,6 +12,7 @@ from agentjobs.kube import (
     AGENTJOBS,
     AGENTTOOLS,
     CLUSTERAGENTTOOLS,
+    INPUTREQUESTS,
     JOBS,
     NODES,
     PODS,
@@ -53,6 +54,7 @@ class Relist:
         await self._list(AGENTTOOLS, self._feed.tool, ToolKind.AGENT_TOOL)
         await self._pods()
         await self._jobs()
+        await self._questions()
         await self._agentjobs()
 
     async def _nodes(self) -> None:
@@ -75,6 +77,13 @@ class Relist:
             if job.uid not in seen and at <= version:
                 self._missed("Job", job.name)
                 self._feed.wake(self._cache.lose_job(name, job.uid))
+
+    async def _questions(self) -> None:
+        seen, version = await self._list(INPUTREQUESTS, self._feed.question)
+        for question in self._cache.all_questions():
+            if question.uid not in seen and int(question.version) <= version:
+                self._missed("InputRequest", question.name)
+                self._feed.wake(self._cache.drop_question(question.owner_uid, question.uid))
 
     async def _agentjobs(self) -> None:
         seen, version = await self._list(AGENTJOBS, self._feed.agentjob)

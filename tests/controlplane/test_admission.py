@@ -759,18 +759,33 @@ def question(kind: str = "elicitation", **more: object) -> Document:
     return inputrequest(TEAM, f"input-{next(NUMBERS)}", spec)
 
 
+NOBODY_ELSE = "created by the operator and the gateway only"
+OWNED = "belongs to the AgentJob that asks it"
+ASKS = "the gateway asks what tools ask"
+
+
 @pytest.mark.parametrize(
-    ("who", "refusal"),
+    ("who", "kind", "owner", "refusal"),
     [
-        case("the operator asks", "operator", ""),
-        case("the gateway asks", "gateway", ""),
-        case("nobody else", "lead", "created by the operator and the gateway only"),
-        case("not even the administrator", "admin", "created by the operator and the gateway only"),
+        case("the operator asks", "operator", "elicitation", "", ""),
+        case("the operator asks to approve", "operator", "approval", "", ""),
+        case("the gateway asks", "gateway", "elicitation", "u", ""),
+        case("the gateway asks for a model", "gateway", "sampling", "u", ""),
+        case("the gateway does not ask to approve", "gateway", "approval", "u", ASKS),
+        case("nor to confirm", "gateway", "confirmation", "u", ASKS),
+        case("the gateway asks for a job", "gateway", "elicitation", "", OWNED),
+        case("and for the one that owns it", "gateway", "elicitation", "another", OWNED),
+        case("nobody else", "lead", "elicitation", "u", NOBODY_ELSE),
+        case("not even the administrator", "admin", "elicitation", "u", NOBODY_ELSE),
     ],
 )
-def test_policy_input_create(people: People, who: str, refusal: str) -> None:
-    """R-POLICY-INPUT: only operator and gateway ask."""
-    check(people(who).create(question(), dry_run=True), refusal)
+def test_policy_input_create(people: People, who: str, kind: str, owner: str, refusal: str) -> None:
+    """R-POLICY-INPUT: only operator and gateway ask; the gateway what tools ask."""
+    document = question(kind)
+    if owner:
+        named = {"apiVersion": "agentjobs.dev/v1alpha1", "kind": "AgentJob", "name": "j"}
+        document["metadata"]["ownerReferences"] = [{**named, "uid": owner}]
+    check(people(who).create(document, dry_run=True), refusal)
 
 
 def answer(by: str = "", outcome: str = "answered", **more: object) -> Document:

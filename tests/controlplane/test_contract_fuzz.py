@@ -237,6 +237,12 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "404",
 [[operations]]
 include-operation-id = "answerInput"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422"]
+
+# No schema of answers is one (422), or another question has that key.
+[[operations]]
+include-operation-id = "ask"
+headers = {{ Authorization = "Bearer ${{AGENTJOBS_FUZZ_POD}}" }}
+checks.positive_data_acceptance.expected-statuses = ["2xx", "403", "409", "422"]
 """
 
 

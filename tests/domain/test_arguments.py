@@ -9,7 +9,7 @@ import pytest
 
 from agentjobs.domain.accept import accept
 from agentjobs.domain.arguments import (
-    check_schema,
+    check_input_schema,
     describe,
     encode,
     environment,
@@ -34,7 +34,7 @@ def examples(kind: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", load.names("tools"))
 def test_r_tool_the_schema_of_each_catalogue_entry_is_usable(name: str) -> None:
-    check_schema(load.manifest("tools", name)["spec"]["inputSchema"])
+    check_input_schema(load.manifest("tools", name)["spec"]["inputSchema"])
 
 
 @pytest.mark.parametrize(("schema", "case"), examples("valid"))
@@ -121,7 +121,7 @@ def test_r_args_formats_are_asserted(rule: Json, value: str) -> None:
 )
 def test_r_tool_a_schema_that_cannot_be_used_says_why(schema: Json, words: list[str]) -> None:
     with pytest.raises(InvalidSpecError) as error:
-        check_schema(schema)
+        check_input_schema(schema)
     assert not [word for word in words if word not in str(error.value)]
     assert len(str(error.value)) < 300
     assert str(error.value).isprintable()
@@ -151,18 +151,18 @@ def doubled(levels: int) -> Json:
 def test_a_schema_that_would_take_for_ever_is_refused_at_once(schema: Json) -> None:
     began = time.perf_counter()
     with pytest.raises(InvalidSpecError, match="for ever"):
-        check_schema(schema)
+        check_input_schema(schema)
     assert time.perf_counter() - began < 1
 
 
 def test_r_args_a_chain_of_references_of_ordinary_length_is_taken() -> None:
-    check_schema(doubled(8))
+    check_input_schema(doubled(8))
 
 
 @pytest.mark.parametrize("pointer", ["#name", "other.json", "#/$defs/none"])
 def test_r_args_a_reference_that_leads_nowhere_says_so(pointer: str) -> None:
     with pytest.raises(InvalidSpecError, match=r"\$ref"):
-        check_schema({"properties": {"a": {"$ref": pointer}}})
+        check_input_schema({"properties": {"a": {"$ref": pointer}}})
 
 
 def test_r_args_a_catastrophic_pattern_takes_linear_time() -> None:

@@ -26,9 +26,10 @@ WITHOUT_A_REQUEST = {
     (AGENTJOBS, "agentjobs", "get"),
     # A Job that its queue would resume.
     ("batch", "jobs", "delete"),
-    # Questions are declared in the API and not asked yet.
-    *((AGENTJOBS, "inputrequests", verb) for verb in ("get", "list", "watch", "create", "delete")),
+    # A question that nobody has answered.
     (AGENTJOBS, "inputrequests/status", "patch"),
+    # Approvals and confirmations are declared in the API and not asked yet.
+    *((AGENTJOBS, "inputrequests", verb) for verb in ("get", "create", "delete")),
 }
 """What the operator may do and is not seen to do here."""
 

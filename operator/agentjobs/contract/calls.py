@@ -24,6 +24,9 @@ LABEL: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 JOB_ID: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
+QUESTION_KEY: Final = "^[A-Za-z0-9][-._A-Za-z0-9]{0,127}$"
+
+
 def _whole(value: Any) -> Any:
     """900.0 is 900, as JSON Schema has it; a text and true are no numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -274,6 +277,34 @@ class SummaryReport(Asked):
 
     summary: Annotated[str, Field(min_length=1, max_length=64 * 1024)]
     """Cut to one line of 280 characters."""
+
+
+class AskReport(Asked):
+    """A question of a tool to whoever started its job."""
+
+    key: Annotated[str, Field(pattern=QUESTION_KEY)]
+    """Names the question within the job: asked again with this key, it is the same one."""
+    kind: Literal["elicitation", "sampling", "roots"] = "elicitation"
+    """Whether it is for a person, a model, or the caller's program."""
+    prompt: Annotated[str, Field(min_length=1, max_length=4096)]
+    """What is asked."""
+    answer_schema: dict[str, Any] | None = None
+    """JSON Schema 2020-12 of the answer, an object. Absent: any object."""
+    expires_seconds: Seconds = 600
+    """How long an answer is waited for; not beyond the deadline of the job."""
+
+
+class AskState(Body):
+    """How a question stands, for the tool that has asked it."""
+
+    key: str
+    outcome: Literal["open", "answered", "declined", "expired", "withdrawn", "invalid"]
+    """`answered`: see answer. `open`: not yet. Otherwise it will never be: declined by the person;
+    expired; withdrawn because the job is over; or invalid, which is an answer that somebody wrote
+    with kubectl and that is not as the schema asks."""
+    answer: dict[str, Any] | None = None
+    """As the schema asks; present where the outcome is `answered`."""
+    expires_at: datetime
 
 
 class OutputKept(Body):

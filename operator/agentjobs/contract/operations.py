@@ -328,6 +328,44 @@ REPORT_SUMMARY = Operation(
     problems=REPORT_PROBLEMS,
     pod=True,
 )
+ASK = Operation(
+    "ask",
+    "POST",
+    "/v1/report/ask",
+    "Ask whoever started the job; the same question asked again is the same. Wait for the answer "
+    "with the next call.",
+    calls.AskState,
+    parameters=(REPORTING_JOB,),
+    body=calls.AskReport,
+    problems=(
+        *REPORT_PROBLEMS,
+        P.UNRUNNABLE,
+        P.QUESTION_DIFFERS,
+        P.TOO_MANY_QUESTIONS,
+        P.NOBODY_TO_ASK,
+    ),
+    pod=True,
+)
+ASKED = Operation(
+    "getAsked",
+    "GET",
+    "/v1/report/ask/{key}",
+    "How a question of this job stands: open, or closed with an answer or without.",
+    calls.AskState,
+    parameters=(
+        REPORTING_JOB,
+        Parameter(
+            "key",
+            Annotated[str, StringConstraints(pattern=calls.QUESTION_KEY)],
+            "Name of the question.",
+            In.PATH,
+            required=True,
+        ),
+        Parameter("wait", Wait, "Seconds to wait for the answer (long poll)."),
+    ),
+    problems=(P.NOT_FOUND, P.NOT_ITS_POD, P.POD_NOT_KNOWN, P.JOB_OVER),
+    pod=True,
+)
 REPORT_OUTPUT = Operation(
     "reportOutput",
     "POST",
@@ -418,6 +456,8 @@ OPERATIONS: Final = (
     REPORT_SUMMARY,
     REPORT_OUTPUT,
     REPORT_RESULT,
+    ASK,
+    ASKED,
     SIGNING_KEYS,
     OPENAPI,
     ASYNCAPI,

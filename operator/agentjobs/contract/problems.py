@@ -34,6 +34,13 @@ class ProblemType(Enum):
         HTTPStatus.CONFLICT,
         "The tool's result is not taken from reports",
     )
+    QUESTION_DIFFERS = (
+        "question-differs",
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "Another question was asked with this key",
+    )
+    TOO_MANY_QUESTIONS = "too-many-questions", HTTPStatus.CONFLICT, "The job asks too much"
+    NOBODY_TO_ASK = "nobody-to-ask", HTTPStatus.CONFLICT, "Nobody could answer"
     OUTPUT_ELSEWHERE = (
         "output-elsewhere",
         HTTPStatus.CONFLICT,

@@ -65,7 +65,7 @@ def check_tool(tool: AgentTool) -> Template:
     """
     template = read_template(tool.spec.template, namespace=tool.metadata.namespace)
     _check_retry(tool.spec.retry, template, "spec.template")
-    args.check_schema(tool.spec.input_schema or {})
+    args.check_input_schema(tool.spec.input_schema or {})
     _check_resources(tool, template)
     if tool.spec.confirm or tool.spec.approval:
         raise InvalidSpecError(

@@ -24,6 +24,7 @@ WARNING_CHARACTERS = 256
 MAX_UNFOLDED = 20_000
 """How large a schema may be with every reference replaced by what it means. Validation costs that
 much for each value, and two references to a parent double it with each level of the arguments."""
+INPUT_SCHEMA = "spec.inputSchema"
 RESERVED_ARGUMENT = "idempotency_key"
 """Name that the catalogue adds to every tool's schema."""
 
@@ -40,27 +41,37 @@ class Fault:
     """What is wrong, on one line, long values cut."""
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
+def check_input_schema(schema: Mapping[str, Any]) -> None:
     """Check that a schema can be used for arguments.
 
-    :raises InvalidSpecError: not a JSON Schema 2020-12, not for objects, a remote reference, a
-        pattern that cannot be matched in linear time, a property that the catalogue needs itself.
+    :raises InvalidSpecError: it is none, as `check_schema` says; or it has a property that the
+        catalogue needs itself.
     """
-    check_depth(schema, "spec.inputSchema")
-    if schema.get("type", "object") != "object":
-        raise InvalidSpecError("spec.inputSchema.type: must be object; arguments have names")
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and RESERVED_ARGUMENT in properties:
         raise InvalidSpecError(
-            f"spec.inputSchema.properties.{RESERVED_ARGUMENT}: the catalogue adds this argument; "
+            f"{INPUT_SCHEMA}.properties.{RESERVED_ARGUMENT}: the catalogue adds this argument; "
             "name it otherwise"
         )
-    if _unfolded(schema) > MAX_UNFOLDED:
+    check_schema(schema, INPUT_SCHEMA)
+
+
+def check_schema(schema: Mapping[str, Any], path: str) -> None:
+    """Check that objects can be held to a schema.
+
+    :param path: where it stands, for messages.
+    :raises InvalidSpecError: not a JSON Schema 2020-12, not for objects, a remote reference, a
+        pattern that cannot be matched in linear time.
+    """
+    check_depth(schema, path)
+    if schema.get("type", "object") != "object":
+        raise InvalidSpecError(f"{path}.type: must be object; what it is for has names")
+    if _unfolded(schema, path) > MAX_UNFOLDED:
         raise InvalidSpecError(
-            "spec.inputSchema: its references unfold to more than "
-            f"{MAX_UNFOLDED} schemas, or to themselves; checking arguments would take for ever"
+            f"{path}: its references unfold to more than "
+            f"{MAX_UNFOLDED} schemas, or to themselves; checking a value would take for ever"
         )
-    _validator(_canonical(schema))
+    _validator(_canonical(schema), path)
 
 
 def fill_defaults(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,11 +99,17 @@ def check_size(arguments: Mapping[str, Any], limit: int, path: str = "spec.argum
         )
 
 
-def faults_of(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Fault]:
-    """List every place where arguments break the schema, or hold a number that JSON cannot keep."""
+def faults_of(
+    schema: Mapping[str, Any], arguments: Mapping[str, Any], path: str = INPUT_SCHEMA
+) -> list[Fault]:
+    """List every place where arguments break the schema, or hold a number that JSON cannot keep.
+
+    :param path: where the schema stands, for messages.
+    :raises InvalidSpecError: the schema is none.
+    """
     found = [
         Fault(_pointer(error.instance_path), _keyword(error), _message(error))
-        for error in _validator(_canonical(schema)).iter_errors(dict(arguments))
+        for error in _validator(_canonical(schema), path).iter_errors(dict(arguments))
     ]
     found += [
         Fault(pointer, "maximum", f"{value} is beyond ±2^53 and would not stay exact")
@@ -152,7 +169,7 @@ def _canonical(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, sort_keys=True)
 
 
-def _unfolded(schema: Mapping[str, Any]) -> int:
+def _unfolded(schema: Mapping[str, Any], path: str) -> int:
     """Values in a schema with its references replaced; beyond the limit where they go in circles.
 
     :raises InvalidSpecError: a reference that is not a pointer into the schema.
@@ -173,17 +190,17 @@ def _unfolded(schema: Mapping[str, Any]) -> int:
     def of(pointer: str, depth: int) -> int:
         if pointer not in sizes:
             sizes[pointer] = MAX_UNFOLDED + 1  # what it is while it refers to itself
-            sizes[pointer] = min(size(_resolve(schema, pointer), depth), MAX_UNFOLDED + 1)
+            sizes[pointer] = min(size(_resolve(schema, pointer, path), depth), MAX_UNFOLDED + 1)
         return sizes[pointer]
 
     return size(schema, 0)
 
 
-def _resolve(schema: Mapping[str, Any], pointer: str) -> Any:
+def _resolve(schema: Mapping[str, Any], pointer: str, path: str) -> Any:
     """What a `$ref` means (RFC 6901 pointers in URI fragments only)."""
     if not pointer.startswith("#") or (len(pointer) > 1 and pointer[1] != "/"):
         raise InvalidSpecError(
-            f"spec.inputSchema: $ref {cut(one_line(pointer), 80)} is not supported; "
+            f"{path}: $ref {cut(one_line(pointer), 80)} is not supported; "
             "use a pointer such as #/$defs/NAME"
         )
     found: Any = schema
@@ -194,7 +211,7 @@ def _resolve(schema: Mapping[str, Any], pointer: str) -> Any:
         else:
             found = found.get(name) if isinstance(found, Mapping) else None
         if found is None:
-            raise InvalidSpecError(f"spec.inputSchema: $ref {pointer} leads nowhere")
+            raise InvalidSpecError(f"{path}: $ref {pointer} leads nowhere")
     return found
 
 
@@ -203,7 +220,7 @@ def _refuse_remote(uri: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
+def _validator(schema: str, path: str) -> jsonschema_rs.Draft202012Validator:
     """Compile a schema once; catalogues are small and starts are many."""
     try:
         return jsonschema_rs.Draft202012Validator(
@@ -213,7 +230,7 @@ def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
             pattern_options=jsonschema_rs.RegexOptions(),
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise InvalidSpecError(f"spec.inputSchema: {cut(one_line(str(error)), 200)}") from error
+        raise InvalidSpecError(f"{path}: {cut(one_line(str(error)), 200)}") from error
 
 
 def _pointer(path: list[str | int]) -> str:

@@ -18,6 +18,7 @@ from agentjobs.api.names import (
 )
 from agentjobs.domain import status as st
 from agentjobs.domain.accept import accept
+from agentjobs.domain.asking import asks
 from agentjobs.domain.children import JobView
 from agentjobs.domain.ending import (
     can_be_resumed,
@@ -331,7 +332,7 @@ def _mirrored(seen: Observed, child: JobView, due: Ending | None) -> AgentJobSta
     status = st.with_attempt(status, job_uid=child.uid, started_at=begun)
     # Between the end of a container and that of its pod, and between two pods, it is not queued.
     running = begun is not None and not child.suspended
-    state = st.live_state(status, running=running)
+    state = st.live_state(status, running=running, asks=asks(seen))
     waiting = waiting_for(seen, child) if state is State.QUEUED else None
     status = status.model_copy(update={"state": state, "waiting": waiting})
     if begun:

@@ -11,6 +11,7 @@ from agentjobs.domain.children import JobView
 from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.output import Archived
 from agentjobs.domain.pods import PodView
+from agentjobs.domain.questions import QuestionView
 from agentjobs.domain.refusal import Refusal
 from agentjobs.domain.said import Said
 
@@ -129,6 +130,8 @@ class Observed:
     awaited: bool = False
     """Whether others that depend on this one have not begun yet, and have to see its end."""
     slots: SlotsSeen = field(default_factory=SlotsSeen)
+    questions: tuple[QuestionView, ...] = ()
+    """What the job asks and has asked."""
     last_line: str | None = None
     """Last line of the tool's log; None: not read yet; empty: there is none."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from agentjobs.api.agentjob import AgentJobStatus
+from agentjobs.api.inputrequest import Outcome
 from agentjobs.api.names import Reason
 from agentjobs.domain.observed import Need
 
@@ -96,6 +97,15 @@ class DeleteOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseQuestion:
+    """Close a question without an answer, unless it has changed since: then it was answered."""
+
+    name: str
+    version: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class AddFinalizer:
     """Keep the AgentJob until its pod was ended honestly."""
 
@@ -121,6 +131,7 @@ Action = (
     | FollowOutput
     | ArchiveOutput
     | DeleteOutput
+    | CloseQuestion
     | AddFinalizer
     | RemoveFinalizer
     | DeleteAgentJob

@@ -9,6 +9,7 @@ depends on an earlier one having been made.
 from dataclasses import replace
 
 from agentjobs.domain.afterwards import after_end
+from agentjobs.domain.asking import close_questions
 from agentjobs.domain.attempt import during
 from agentjobs.domain.claim import before_start
 from agentjobs.domain.keeping import keep_output
@@ -20,7 +21,7 @@ from agentjobs.domain.status import current_attempt
 
 def decide(seen: Observed) -> Plan:
     """Decide what is to be done for one AgentJob, from what was read and nothing else."""
-    plan = _stage(seen)
+    plan = close_questions(seen, _stage(seen))
     if plan.need is not None or not seen.keeps_output or seen.job.metadata.deletion_timestamp:
         # Of an AgentJob that is being deleted nothing is kept.
         return plan

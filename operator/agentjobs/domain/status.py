@@ -71,11 +71,13 @@ def condition(status: AgentJobStatus, kind: ConditionType) -> Condition | None:
     return next((c for c in status.conditions if c.type == kind), None)
 
 
-def live_state(status: AgentJobStatus, *, running: bool) -> State:
+def live_state(status: AgentJobStatus, *, running: bool, asks: bool = False) -> State:
     """The state of a job that is not over (R-STATE-DERIVED)."""
     if status.ending and status.ending.code in ASKED and status.attempts:
         return State.STOPPING
-    return State.RUNNING if running else State.QUEUED
+    if not running:
+        return State.QUEUED
+    return State.INPUT_REQUIRED if asks else State.RUNNING
 
 
 def current_attempt(status: AgentJobStatus) -> Attempt | None:

@@ -3,13 +3,14 @@
 from datetime import UTC, datetime
 
 from agentjobs.api.base import format_time
-from agentjobs.api.inputrequest import InputKind, InputRequest
+from agentjobs.api.inputrequest import InputKind, InputRequest, Outcome
 from agentjobs.contract.calls import Answer, Fault, Question
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.arguments import check_size, faults_of
 from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.questions import question_name
 from agentjobs.gateway.jobs import Jobs
-from agentjobs.gateway.known import KnownInputs
+from agentjobs.gateway.known import JobRecord, KnownInputs
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.gateway.reviews import Caller, Reviews, Right
 from agentjobs.kube import INPUTREQUESTS, ConflictError, Kube, KubeError, NotFoundError
@@ -33,7 +34,9 @@ class Inputs:
         """
         record = await self._jobs.find(caller, job_id)
         return tuple(
-            _question(each) for each in self._known.of(record.uid) if each.status.outcome is None
+            _question(each)
+            for each in self._known.of(record.uid)
+            if each.status.outcome is None and datetime.now(UTC) < each.spec.expires_at
         )
 
     async def answer(self, caller: Caller, job_id: str, key: str, answer: Answer) -> None:
@@ -43,11 +46,9 @@ class Inputs:
             as the question's schema asks (422).
         """
         record = await self._jobs.find(caller, job_id)
-        asked = next((q for q in self._known.of(record.uid) if q.spec.key == key), None)
-        if asked is None:
-            raise ProblemError(ProblemType.NOT_FOUND, "the job asks no such question")
+        asked = self._known.get(record.uid, key) or await self._read(record, key)
         await self._check_right(caller, asked)
-        if asked.status.outcome is not None:
+        if asked.status.outcome is not None or datetime.now(UTC) >= asked.spec.expires_at:
             raise _closed(asked)
         _check_answer(asked, answer)
         status = {
@@ -69,6 +70,20 @@ class Inputs:
             message = str(error.status.get("message") or "")
             raise ProblemError(ProblemType.FORBIDDEN, message) from error
         self._known.put(written)
+
+    async def _read(self, record: JobRecord, key: str) -> InputRequest:
+        """A question that was asked at another replica a moment ago.
+
+        :raises ProblemError: there is none.
+        """
+        namespace, job = record.name
+        name = question_name(job, record.uid, key)
+        try:
+            body = await self._kube.get(INPUTREQUESTS, namespace, name)
+        except NotFoundError as error:
+            raise ProblemError(ProblemType.NOT_FOUND, "the job asks no such question") from error
+        self._known.put(body)
+        return InputRequest.from_json(body)
 
     async def _check_right(self, caller: Caller, asked: InputRequest) -> None:
         """Ask what the policy on answers would ask a user, for whom the gateway vouches."""
@@ -117,7 +132,7 @@ def _check_answer(asked: InputRequest, answer: Answer) -> None:
         return
     try:
         check_size(answer.answer or {}, MAX_ANSWER_BYTES, "answer")
-        faults = faults_of(asked.spec.schema_ or {}, answer.answer or {})
+        faults = faults_of(asked.spec.schema_ or {}, answer.answer or {}, "answer_schema")
     except InvalidSpecError as error:
         raise ProblemError(ProblemType.UNRUNNABLE, str(error)) from error
     if faults:
@@ -132,5 +147,7 @@ def _check_answer(asked: InputRequest, answer: Answer) -> None:
 
 def _closed(asked: InputRequest) -> ProblemError:
     outcome = asked.status.outcome
+    expired = outcome is None and datetime.now(UTC) >= asked.spec.expires_at
+    outcome = Outcome.EXPIRED if expired else outcome
     detail = f"the question {asked.spec.key} was {outcome}" if outcome else "it was closed just now"
     return ProblemError(ProblemType.ALREADY_ANSWERED, detail)

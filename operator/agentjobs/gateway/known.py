@@ -234,11 +234,18 @@ class KnownInputs:
 
     def __init__(self) -> None:
         self._inputs: dict[str, dict[str, InputRequest]] = {}
+        self.changes: Changes[str] = Changes()
+        """Of the questions of one job, by its uid."""
 
     def of(self, job_uid: str) -> list[InputRequest]:
         """Questions of one job, by the time they were asked."""
         found = self._inputs.get(job_uid, {}).values()
         return sorted(found, key=lambda each: (each.metadata.creation_timestamp, each.spec.key))
+
+    def get(self, job_uid: str, key: str) -> InputRequest | None:
+        """One question of a job."""
+        found = self._inputs.get(job_uid, {}).values()
+        return next((each for each in found if each.spec.key == key), None)
 
     def put(self, body: dict[str, Any]) -> None:
         """Take in a question; an older version than is known does nothing."""
@@ -252,6 +259,7 @@ class KnownInputs:
         version = int(question.metadata.resource_version)
         if known is None or int(known.metadata.resource_version) < version:
             questions[question.metadata.uid] = question
+            self.changes.tell(question.spec.job_uid)
 
     def drop(self, body: dict[str, Any]) -> None:
         """Forget a deleted question."""
@@ -272,3 +280,8 @@ class KnownInputs:
         questions.pop(uid, None)
         if not questions:
             self._inputs.pop(job_uid, None)
+        self.changes.tell(job_uid)
+
+    def close(self) -> None:
+        """Answer everybody who waits."""
+        self.changes.close()

@@ -30,6 +30,7 @@ from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.observed import Policy
+from agentjobs.gateway.asks import Asks
 from agentjobs.gateway.catalogue import Catalogue
 from agentjobs.gateway.connections import Listener
 from agentjobs.gateway.expiring import Expiring
@@ -90,7 +91,7 @@ class Gateway:
         self._unready = "no contact with the API server yet"
         self._known = KnownJobs()
         own, wide = KnownTools(ToolKind.AGENT_TOOL), KnownTools(ToolKind.CLUSTER_AGENT_TOOL)
-        inputs = KnownInputs()
+        inputs = self._questions = KnownInputs()
         self._reflectors = (
             Reflector(kube, AGENTTOOLS, own),
             Reflector(kube, CLUSTERAGENTTOOLS, wide),
@@ -110,6 +111,7 @@ class Gateway:
         self._outputs = Outputs(store)
         pods = JobsOfPods(kube, self._known)
         self._reports = Reports(kube, self._known, pods, store)
+        self._asks = Asks(kube, inputs, pods)
         self._pieces = Pieces(pods, store, settings.max_reported_output_bytes)
         self._inputs = Inputs(kube, inputs, self._jobs, reviews)
         self._catalogue = Catalogue(own, wide, self._starts)
@@ -161,6 +163,7 @@ class Gateway:
         log.info("ending")
         self._server.ending = True
         self._known.close()
+        self._questions.close()
         await asyncio.sleep(self._settings.drain_seconds)
         await listener.stop()
         await self._reports.close()
@@ -201,6 +204,8 @@ class Gateway:
         serve(operations.REPORT_SUMMARY, self._report_summary)
         serve(operations.REPORT_OUTPUT, self._report_output)
         serve(operations.REPORT_RESULT, self._report_result)
+        serve(operations.ASK, self._ask)
+        serve(operations.ASKED, self._asked)
         serve(operations.SIGNING_KEYS, self._show_signing_keys)
         serve(operations.OPENAPI, self._show_openapi)
         serve(operations.ASYNCAPI, self._show_asyncapi)
@@ -344,6 +349,15 @@ class Gateway:
     async def _report_result(self, call: Call) -> web.Response:
         await self._reports.result(_pod(call), call.values[REPORTING_JOB.name], call.body)
         return web.Response(status=204)
+
+    async def _ask(self, call: Call) -> web.Response:
+        job = call.values[REPORTING_JOB.name]
+        return answer(await self._asks.ask(_pod(call), job, call.body))
+
+    async def _asked(self, call: Call) -> web.Response:
+        values = call.values
+        job, wait = values[REPORTING_JOB.name], values.get("wait", 0)
+        return answer(await self._asks.state(_pod(call), job, values["key"], wait))
 
     async def _show_signing_keys(self, _: Call) -> web.Response:
         async def read() -> SigningKeys:
