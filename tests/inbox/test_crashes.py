@@ -23,7 +23,7 @@ import pytest
 from agentjobs.inbox.store import Store
 from tests.inbox.events import body_of, headers_of, heard_of
 from tests.inbox.played import PlayedGateway
-from tests.inbox.victim import JOBS, MESSAGES
+from tests.inbox.victim import FOLLOW_UPS, JOBS, MESSAGES
 from tests.until import until
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
@@ -170,15 +170,16 @@ async def test_r_inbox_own_nothing_is_lost_and_nothing_twice_whenever_it_is_kill
     print(f"{KILLS} kills, {steps}, {counts}")  # noqa: T201 - figures of the large runs
     assert faults(journal, expected(gateway)) == []
     assert counts["waiting"] == 0
-    assert len(gateway.jobs) == JOBS, "no start made two jobs"
+    assert len(gateway.jobs) == JOBS + FOLLOW_UPS, "no start made two jobs"
 
 
 def done(directory: Path, platform: Platform, store: Store) -> bool:
-    if len(platform.known) < JOBS or not all(task.done() for task in platform.tasks):
+    if len(platform.known) < JOBS + FOLLOW_UPS or not all(task.done() for task in platform.tasks):
         return False
     missing = faults((directory / "journal").read_text(), expected(platform.gateway))
     return not missing and store.counts()["waiting"] == 0
 
 
 def expected(gateway: PlayedGateway) -> set[str]:
-    return {f"job_id={job}" for job in gateway.jobs} | {f"message-{n}" for n in range(MESSAGES)}
+    words = {f"message-{n}" for n in range(MESSAGES)} | {f"follow-{n}" for n in range(FOLLOW_UPS)}
+    return words | {f"job_id={job}" for job in gateway.jobs}

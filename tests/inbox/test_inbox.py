@@ -383,10 +383,12 @@ async def test_what_waits_is_known_however_old(place: Place) -> None:
     async with place.open(rules) as inbox:
         await inbox.accept(heard_of("a.team-a"))
         await inbox.say("hi", "m-1")
+        await inbox.when_over(["b.team-a"], "x", key="f-1")
         place.clock.now += 9 * DAY
         inbox.store.prune(place.clock.now)
         assert await inbox.accept(heard_of("a.team-a")) is Ruling.DUPLICATE
         assert not await inbox.say("hi", "m-1")
+        await inbox.when_over(["b.team-a"], "x", key="f-1")
 
 
 # The server
@@ -561,6 +563,18 @@ async def test_r_depends_a_job_is_started_when_others_are_done(place: Place) -> 
         (started,) = re.findall(r"started job_id=(\S+) tool=deploy", lines[1])
         await inbox.accept(heard_of(started))
         assert jobs_in(await everything(inbox)) == [started]
+
+
+async def test_r_depends_a_follow_up_that_is_asked_for_twice_is_made_once(place: Place) -> None:
+    async with place.open() as inbox:
+        one = (await inbox.start("build")).job_id
+        for _ in range(2):
+            await inbox.when_over([one], "x", key="f-1")
+        await inbox.accept(heard_of(one))
+        await inbox.when_over([one], "x", key="f-1")
+        assert len(await everything(inbox)) == 2
+        await inbox.when_over([one], "x", key="f-1")
+        assert await everything(inbox) == []
 
 
 async def test_r_depends_nothing_is_started_after_a_failure(place: Place) -> None:

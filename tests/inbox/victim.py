@@ -15,11 +15,13 @@ import sys
 from pathlib import Path
 
 from agentjobs.client import Backoff, Client
+from agentjobs.contract.calls import StartRequest
 from agentjobs.inbox import Inbox, Loop, Verifier, Watcher, schema, serving
 from tests.inbox.events import SIGNER
 
 JOBS = 24
 MESSAGES = 8
+FOLLOW_UPS = 6
 TOKENS = 400
 """Small, so that there are many batches."""
 
@@ -63,7 +65,10 @@ async def starts(inbox: Inbox, journal: Journal) -> None:
     for n in range(JOBS):
         if not journal.did("started", f"k{n}"):
             await asyncio.sleep(0.02)  # thinking
-            await inbox.start("crawl", {"n": n}, key=f"k{n}")
+            job = await inbox.start("crawl", {"n": n}, key=f"k{n}")
+            if n < FOLLOW_UPS:
+                deploy = StartRequest(tool="deploy", arguments={"n": n})
+                await inbox.when_over([job.job_id], f"follow-{n}", start=deploy, key=f"f{n}")
             journal.write("started", f"k{n}")
         if n < MESSAGES and not journal.did("said", f"m{n}"):
             await inbox.say(f"message-{n}", f"m{n}")
@@ -81,9 +86,11 @@ async def loop(inbox: Inbox, journal: Journal) -> None:
 
 
 def words_of(text: str) -> list[str]:
-    """Jobs whose end is in a text, and messages."""
-    ends = [line.split()[2] for line in text.split("\n") if line.startswith("[event] job_comp")]
-    return ends + [line.split()[1] for line in text.split("\n") if line.startswith("[user]")]
+    """Jobs whose end is in a text, follow-ups, and messages."""
+    lines = text.split("\n")
+    ends = [line.split()[2] for line in lines if line.startswith("[event] job_completed ")]
+    notes = [line.split('"')[1] for line in lines if line.startswith("[event] jobs_over ")]
+    return ends + notes + [line.split()[1] for line in lines if line.startswith("[user]")]
 
 
 def killed_before(statement: int) -> None:

@@ -212,22 +212,25 @@ class Inbox:
         *,
         start: StartRequest | None = None,
         condition: Literal["done", "over"] = "over",
+        key: str | None = None,
     ) -> str:
         """When all these jobs are over, tell the agent, or start a job and tell it so.
 
         :param note: for the agent, shown then.
         :param condition: of the start: all are `done`, or `over` in any way.
+        :param key: names this follow-up, so that asked for twice it is made once; of a start it is
+            the key, too. Absent: a random one.
+        :returns: the key.
         :raises ValueError: a job of which this inbox does not hear.
         """
         text = None
         if start:
             text = self._request(**_fields(start)).model_dump_json(exclude_none=True)
-        jobs = tuple(jobs)
+        name = key or secrets.token_urlsafe(24)
         now = self._clock()
-        id_ = await self._call(self.store.follow_up, jobs, note, text, condition, now)
-        self._came.set()
-        self._due.set()
-        return id_
+        await self._call(self.store.follow_up, name, tuple(jobs), note, text, condition, now)
+        self.wake()
+        return name
 
     # What comes in
 

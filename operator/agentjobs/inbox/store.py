@@ -228,13 +228,14 @@ class Store:
 
     def follow_up(
         self,
+        id_: str,
         jobs: Sequence[str],
         note: str,
         request: str | None,
         condition: str,
         now: datetime,
-    ) -> str:
-        """Remember what is to be done when jobs are over; return the id of it.
+    ) -> None:
+        """Remember what is to be done when jobs are over; an id that was used before, nothing.
 
         :param request: a start as JSON; None: the agent is told.
         :param condition: of a start: `done`, all have to be; `over`, however they ended.
@@ -242,17 +243,18 @@ class Store:
         """
         wanted = tuple(dict.fromkeys(jobs))
         with self._changing():
+            if self._one("SELECT 1 FROM seen WHERE id = ?", _item_of(id_)):
+                return
             for job_id in wanted:
                 named = namespace_of(job_id) in self.rules.namespaces
                 if not named and not self._one("SELECT 1 FROM jobs WHERE id = ?", job_id):
                     raise ValueError(f"{job_id} was not started by this agent")
-            id_ = secrets.token_hex(16)
+            self._see(_item_of(id_), now)
             self._db.execute(
                 "INSERT INTO follow_ups VALUES (?, ?, ?, ?, ?, NULL)",
                 (id_, json.dumps(wanted), note, request, condition),
             )
             self._fire(now)
-        return id_
 
     def due(self) -> list[FollowUp]:
         """Starts that are due."""
@@ -273,7 +275,7 @@ class Store:
                 return
             self._end_start(id_, job_id, now)
             line = follow_up_line(self._ends(json.loads(row[0])), row[1], outcome)
-            self._put(f"follow-up {id_}", Role.EVENT, line)
+            self._put(_item_of(id_), Role.EVENT, line)
             self._db.execute("DELETE FROM follow_ups WHERE id = ?", (id_,))
 
     # The rest
@@ -308,7 +310,8 @@ class Store:
         with self._changing():
             # Clocks differ: an event must be stale before its id is forgotten.
             self._db.execute(
-                "DELETE FROM seen WHERE at < ? AND id NOT IN (SELECT id FROM items)",
+                "DELETE FROM seen WHERE at < ? AND id NOT IN "
+                "(SELECT id FROM items UNION SELECT 'follow-up ' || id FROM follow_ups)",
                 (old - SKEW_SECONDS,),
             )
             self._db.execute(
@@ -389,7 +392,7 @@ class Store:
                 continue
             outcome = "" if request is None else "nothing was started: not all are done"
             line = follow_up_line(self._ends(json.loads(jobs)), note, outcome)
-            self._put(f"follow-up {id_}", Role.EVENT, line)
+            self._put(_item_of(id_), Role.EVENT, line)
             self._db.execute("DELETE FROM follow_ups WHERE id = ?", (id_,))
 
     def _due(self, id_: str, request: str, now: datetime) -> None:
@@ -486,6 +489,10 @@ def _item(role: Role, job_id: str, body: str) -> Item:
     if job_id:
         return Item(role, HEARD.validate_json(body))
     return Item(role, text=body)
+
+
+def _item_of(follow_up: str) -> str:
+    return f"follow-up {follow_up}"
 
 
 def _time(stamp: float) -> datetime:
