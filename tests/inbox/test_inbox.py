@@ -209,6 +209,20 @@ async def test_r_inbox_own_a_start_whose_answer_is_lost_is_this_agents(place: Pl
     assert len(place.gateway.jobs) == 1
 
 
+async def test_r_inbox_own_a_job_that_was_started_elsewhere_is_adopted(place: Place) -> None:
+    place.gateway.end("m.team-a")
+    async with place.open() as inbox:
+        assert await place.deliver(inbox, heard_of("m.team-a")) == 204
+        assert await inbox.take_now() is None
+        await inbox.adopt("m.team-a")
+        batch = await inbox.take()
+        assert jobs_in(batch.text.split("\n")) == ["m.team-a"]
+        assert await inbox.acknowledge(batch)
+        await inbox.adopt("m.team-a")
+        assert await place.deliver(inbox, heard_of("m.team-a")) == 204
+        assert await everything(inbox) == []
+
+
 async def test_a_start_that_is_lost_again_is_told_once(place: Place) -> None:
     async with place.open(tends=False) as inbox:
         for _ in range(2):

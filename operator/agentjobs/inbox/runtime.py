@@ -171,6 +171,14 @@ class Inbox:
         finally:
             self._in_flight.discard(name)
 
+    async def adopt(self, job_id: str) -> None:
+        """Take a job for this agent's that it has started elsewhere, over MCP for instance.
+
+        Its event may have come in before and been passed over, so the gateway is asked at once.
+        """
+        await self._call(self.store.adopt, job_id, self._clock())
+        self.wake()
+
     async def say(self, text: str, message_id: str | None = None) -> bool:
         """Queue a user's words; False: a message of this id was taken before.
 

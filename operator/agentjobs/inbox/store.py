@@ -193,6 +193,15 @@ class Store:
                 self._put(item, Role.EVENT, line)
             self._end_start(key, job_id, now)
 
+    def adopt(self, job_id: str, now: datetime) -> None:
+        """Record a job as this agent's; the gateway is to be asked how it stands."""
+        with self._changing():
+            self._db.execute(
+                "INSERT INTO jobs VALUES (?, 1, ?, NULL, 0) ON CONFLICT (id) DO UPDATE SET own = 1",
+                (job_id, now.timestamp()),
+            )
+            self._settle(now)
+
     def open_starts(self) -> list[OpenStart]:
         """Starts without an answer on record, but for those of follow-ups; the oldest first."""
         rows = self._all(
