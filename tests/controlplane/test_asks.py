@@ -1,5 +1,9 @@
 """Tools that ask: the question on record, answered once by whom it is for (R-REPORT, R-MRTR)."""
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -8,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.apiclient import Document
+from tests.chart import ROOT
 from tests.controlplane.callers import Answer
 from tests.controlplane.installed import inputrequest
 from tests.controlplane.reporting import Reporter, known, token_of
@@ -251,6 +256,64 @@ def bounds(place: Place) -> None:
     expires_at = town.asks("beside", long).body["expires_at"]
     assert expires_at == place.status("beside")["deadlineAt"]
     town.end()
+
+
+EXAMPLES = (ROOT / "docs/write-a-tool.md").read_text(encoding="utf-8")
+TOLD_IN = {"sh": ("/bin/sh", "-c"), "python": (sys.executable, "-c")}
+
+
+def example(language: str) -> str:
+    """The one example of the page in that language."""
+    (block,) = re.findall(rf"```{language}\n(.*?)```", EXAMPLES, re.DOTALL)
+    return str(block)
+
+
+@scenario("R-REPORT R-OUTPUT the examples of docs/write-a-tool.md do what the page says", own=True)
+def examples(place: Place) -> None:
+    directory = place.stage.directory / f"store-{place.namespace}"
+    store = {"OUTPUT_STORE": directory.as_uri()}
+    gateway = place.stage.gateway(f"gateway-{place.namespace}", settings=store)
+    jobs = {
+        f"{language}-{ok}".lower(): (language, ok) for language in TOLD_IN for ok in (True, False)
+    }
+    town = Town(place, *jobs)
+    running: dict[str, subprocess.Popen[str]] = {}
+    for name, (language, _) in jobs.items():
+        token = place.stage.directory / f"token-{name}"
+        token.write_text(town.tools[name].token, encoding="utf-8")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "AGENTJOBS_TOKEN_FILE": str(token),
+            "AGENTJOBS_JOB_ID": f"{name}.{place.namespace}",
+            "AGENTJOBS_REPORT_URL": f"{gateway.url}/v1/report",
+        }
+        running[name] = subprocess.Popen(
+            [*TOLD_IN[language], example(language)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    for name, (_, ok) in jobs.items():
+        wait_until(f"question of {name}", lambda name=name: town.open(name) == ["drop"])
+        assert running[name].poll() is None, "it waits"
+        answered = YES if ok else {"outcome": "declined"}
+        assert town.answers(town.a, name, answered).code == 204
+    for name, process in running.items():
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, f"{name}: {printed}"
+        place.kubelet.finish(town.pods[name])
+    for name, (_, ok) in jobs.items():
+        did = "dropped" if ok else "kept"
+        status = place.until_over(name)
+        assert status["state"] == "done"
+        assert status["result"]["text"] == did
+        assert status["summary"] == f"the table was {did}"
+        assert status["progress"]["percent"] == 10
+        path = f"/v1/jobs/{name}.{place.namespace}/output?stream=reported"
+        octets = {"Accept": "application/octet-stream"}
+        page = town.a.agent.send(gateway, "GET", path, None, octets)
+        assert page.raw == b"found: \xff\nthen: " + did.encode() + b"\n"
 
 
 def outcomes(town: Town, name: str) -> dict[str, str]:
