@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import Any
 
 import orjson
 from typing_extensions import override
@@ -15,12 +16,15 @@ class JsonFormatter(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        line = {
+        line: dict[str, Any] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
+        told = getattr(record, "audit", None)
+        if told:
+            line |= {"message": told["action"], "audit": told}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()

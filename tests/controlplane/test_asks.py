@@ -1,5 +1,6 @@
 """Tools that ask: the question on record, answered once by whom it is for (R-REPORT, R-MRTR)."""
 
+import json
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ SCHEMA: Document = {
 }
 DROP: Document = {"key": "drop", "prompt": "Drop the table?", "answer_schema": SCHEMA}
 STATUSES = Right("inputrequests/status", ("patch",))
+AUDITED = re.compile(r"agentjobs\.audit.*?(\{.*\})")
 YES: Document = {"outcome": "answered", "answer": {"ok": True}}
 NO: Document = {"outcome": "answered", "answer": {"ok": False}}
 
@@ -119,23 +121,7 @@ def asked_and_answered(place: Place) -> None:
             name: pool.submit(town.told, name, wait=60, replica=number % 2)
             for number, name in enumerate(town.tools)
         }
-        for wrong, pointer in (
-            ({"outcome": "answered"}, "/answer"),
-            ({"outcome": "answered", "answer": {"ok": 1}}, "/answer/ok"),
-            ({"outcome": "answered", "answer": {"ok": "yes"}}, "/answer/ok"),
-            ({"outcome": "answered", "answer": {"ok": True, "all": True}}, "/answer"),
-            ({"outcome": "declined", "answer": {"ok": True}}, "/answer"),
-        ):
-            refused = town.answers(town.a, "over-http", wrong)
-            assert (refused.code, refused.problem) == (422, "invalid-body")
-            assert [each["pointer"] for each in refused.body["errors"]] == [pointer]
-        refused = town.answers(town.b, "over-http", YES)
-        assert (refused.code, refused.problem) == (403, "forbidden")
-        assert town.answers(town.a, "over-http", YES, key="other").code == 404
-        assert town.told("over-http")["outcome"] == "open"
-        assert town.patches(town.b, "by-kubectl", answeredBy=town.b.user, **YES).code in {403, 422}
-        assert town.patches(town.a, "by-kubectl", outcome="expired").code in {403, 422}
-
+        refuses_what_is_no_answer(town)
         assert town.answers(town.a, "over-http", YES).code == 204
         assert town.answers(town.a, "says-no", NO).code == 204
         assert town.answers(town.a, "declines", {"outcome": "declined"}).code == 204
@@ -160,6 +146,39 @@ def asked_and_answered(place: Place) -> None:
         assert place.states(name)[-3:] == ["running", "input_required", "running"]
     town.end()
     assert {place.state(name) for name in town.tools} == {"done"}
+    is_written_down(town)
+
+
+def refuses_what_is_no_answer(town: Town) -> None:
+    """Nothing of it closes a question."""
+    for wrong, pointer in (
+        ({"outcome": "answered"}, "/answer"),
+        ({"outcome": "answered", "answer": {"ok": 1}}, "/answer/ok"),
+        ({"outcome": "answered", "answer": {"ok": "yes"}}, "/answer/ok"),
+        ({"outcome": "answered", "answer": {"ok": True, "all": True}}, "/answer"),
+        ({"outcome": "declined", "answer": {"ok": True}}, "/answer"),
+    ):
+        refused = town.answers(town.a, "over-http", wrong)
+        assert (refused.code, refused.problem) == (422, "invalid-body")
+        assert [each["pointer"] for each in refused.body["errors"]] == [pointer]
+    refused = town.answers(town.b, "over-http", YES)
+    assert (refused.code, refused.problem) == (403, "forbidden")
+    assert town.answers(town.a, "over-http", YES, key="other").code == 404
+    assert town.told("over-http")["outcome"] == "open"
+    assert town.patches(town.b, "by-kubectl", answeredBy=town.b.user, **YES).code in {403, 422}
+    assert town.patches(town.a, "by-kubectl", outcome="expired").code in {403, 422}
+
+
+def is_written_down(town: Town) -> None:
+    """Who has asked, and who has answered."""
+    place = town.place
+    answered = [each for each in audited(town) if each["job_id"].startswith("over-http.")]
+    (asked, *_) = answered
+    assert (asked["action"], asked["key"]) == ("ask", "drop")
+    assert asked["who"] == f"pod {place.namespace}/{town.pods['over-http']['metadata']['name']}"
+    (given,) = [each for each in answered if each["action"] == "answer"]
+    assert (given["who"], given["outcome"]) == (town.a.user, "answered")
+    assert given["digest"].startswith("sha256:")
 
 
 @scenario(
@@ -314,6 +333,14 @@ def examples(place: Place) -> None:
         octets = {"Accept": "application/octet-stream"}
         page = town.a.agent.send(gateway, "GET", path, None, octets)
         assert page.raw == b"found: \xff\nthen: " + did.encode() + b"\n"
+
+
+def audited(town: Town) -> list[dict[str, str]]:
+    """What both replicas have written down of this namespace."""
+    lines = [line for gateway in town.replicas for line in gateway.log.splitlines()]
+    found = [told for line in lines if (told := AUDITED.search(line))]
+    told = [json.loads(each[1]) for each in found]
+    return [each for each in told if each["job_id"].endswith(f".{town.place.namespace}")]
 
 
 def outcomes(town: Town, name: str) -> dict[str, str]:

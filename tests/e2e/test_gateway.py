@@ -287,7 +287,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def asked(gate: str, agents: Agents) -> Asked:
-    """It comes from the operator, whose part is played: it asks nothing yet."""
+    """It comes from the operator, whose part is played."""
     here = agents.here
     name = gate.partition(".")[0]
     question = {

@@ -15,7 +15,7 @@ from agentjobs.api.agentjob import ToolKind
 from agentjobs.api.names import State
 from agentjobs.contract import operations
 from agentjobs.contract.asyncapi import asyncapi_document
-from agentjobs.contract.calls import QuestionList, SigningKeys, Started, Stopped, ToolList
+from agentjobs.contract.calls import Answer, QuestionList, SigningKeys, Started, Stopped, ToolList
 from agentjobs.contract.openapi import openapi_document
 from agentjobs.contract.operations import (
     DEFAULT_PAGE_JOBS,
@@ -30,6 +30,7 @@ from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.observed import Policy
+from agentjobs.gateway import audit
 from agentjobs.gateway.asks import Asks
 from agentjobs.gateway.catalogue import Catalogue
 from agentjobs.gateway.connections import Listener
@@ -242,8 +243,13 @@ class Gateway:
             "Retry-After": str(RETRY_AFTER_START),
             "ETag": outcome.record.etag,
         }
-        if outcome.repeated:
-            headers["Idempotency-Replayed"] = "true"
+        repeated = "true" if outcome.repeated else ""
+        if repeated:
+            headers["Idempotency-Replayed"] = repeated
+        audit.record(
+            "start", call.caller, this,
+            tool=outcome.record.tool, digest=outcome.record.digest, repeated=repeated,
+        )  # fmt: skip
         return answer(Started(job_id=this, status=outcome.record.state), 202, headers)
 
     async def _list(self, call: Call) -> web.Response:
@@ -288,6 +294,7 @@ class Gateway:
         record = await self._jobs.stop(
             call.caller, call.values["job_id"], call.values.get("reason", "")
         )
+        audit.record("stop", call.caller, call.values["job_id"])
         stopped = Stopped(job_id=call.values["job_id"], status=State.STOPPING)
         return answer(stopped, 202, {"ETag": record.etag})
 
@@ -326,7 +333,11 @@ class Gateway:
         return answer(QuestionList(inputs=found))
 
     async def _answer(self, call: Call) -> web.Response:
-        await self._inputs.answer(call.caller, call.values["job_id"], call.values["key"], call.body)
+        job, key = call.values["job_id"], call.values["key"]
+        await self._inputs.answer(call.caller, job, key, call.body)
+        given: Answer = call.body
+        digest = audit.digest_of(given.answer) if given.answer is not None else ""
+        audit.record("answer", call.caller, job, key=key, outcome=given.outcome, digest=digest)
         return web.Response(status=204)
 
     async def _tools(self, call: Call) -> web.Response:
@@ -352,7 +363,11 @@ class Gateway:
 
     async def _ask(self, call: Call) -> web.Response:
         job = call.values[REPORTING_JOB.name]
-        return answer(await self._asks.ask(_pod(call), job, call.body))
+        state = await self._asks.ask(_pod(call), job, call.body)
+        audit.record(
+            "ask", _pod(call), job, key=state.key, digest=audit.digest_of(call.body.to_json())
+        )
+        return answer(state)
 
     async def _asked(self, call: Call) -> web.Response:
         values = call.values
