@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentjobs.api.names import EventType, State
 from agentjobs.inbox.acceptance import LARGEST_EVENT_BYTES
 from agentjobs.inbox.deliveries import Refused, judge
+from agentjobs.inbox.heard import Heard
 from agentjobs.inbox.signatures import Verifier
 from tests.inbox.events import (
     HEARD,
@@ -124,6 +126,21 @@ def test_r_inbox_own_the_headers_of_one_event_fit_no_other() -> None:
 )
 def test_signed_nonsense_is_no_event(changes: dict[str, object]) -> None:
     body = body_of(HEARD, **changes)
+    assert status_of(headers_of(body), body) == 400
+
+
+@pytest.mark.parametrize("status", [State.INPUT_REQUIRED, State.RUNNING, State.DONE])
+@pytest.mark.parametrize("kind", [EventType.INPUT_REQUIRED, EventType.PROGRESS])
+def test_r_event_a_question_that_comes_late_is_no_end(status: State, kind: EventType) -> None:
+    body = body_of(heard(type=kind, status=status))
+    event = judge(headers_of(body), body, VERIFIER, NOW)
+    assert isinstance(event, Heard)
+    assert not event.over
+
+
+@pytest.mark.parametrize("status", [State.RUNNING, State.CANCELLED])
+def test_r_event_an_end_has_the_status_of_one(status: State) -> None:
+    body = body_of(heard(status=status))
     assert status_of(headers_of(body), body) == 400
 
 

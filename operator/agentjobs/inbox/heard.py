@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from agentjobs.api.names import TERMINAL_STATES, EventType, State
+from agentjobs.api.names import EventType, State
 from agentjobs.contract.calls import JobStatus
 from agentjobs.contract.events import JobEvent
 
@@ -15,6 +15,7 @@ TYPE_OF: Final = {
     State.CANCELLED: EventType.CANCELLED,
     State.TIMED_OUT: EventType.TIMED_OUT,
 }
+ENDS: Final = frozenset(TYPE_OF.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Heard:
     @property
     def over(self) -> bool:
         """Whether it tells the end of its job."""
-        return self.status in TERMINAL_STATES
+        return self.type in ENDS
 
     @property
     def namespace(self) -> str:
@@ -59,10 +60,9 @@ def heard_from_event(event: JobEvent) -> Heard:
         raise ValueError("subject and data.job_id name different jobs")
     if not event.source.endswith(f"/namespaces/{namespace}/agentjobs/{name}"):
         raise ValueError("source and data.job_id name different jobs")
-    if TYPE_OF.get(data.status, event.type) != event.type:
+    # A question or progress may arrive when its job is over, and say so.
+    if event.type in ENDS and TYPE_OF.get(data.status) != event.type:
         raise ValueError(f"a job that is {data.status} is not told as {event.type}")
-    if data.status not in TYPE_OF and event.type in TYPE_OF.values():
-        raise ValueError(f"{event.type} tells an end, and {data.status} is none")
     return Heard(
         id=event.id,
         type=event.type,

@@ -318,7 +318,7 @@ class Inbox:
                 if self._clock() - pruned >= PRUNE_EVERY:
                     pruned = self._clock()
                     await self._call(self.store.prune, pruned)
-            except (ClientError, SqliteError) as error:
+            except (ClientError, SqliteError, ValueError) as error:
                 log.warning("the inbox tries again in %.0f s: %s", TEND_SECONDS, error)
                 await asyncio.sleep(TEND_SECONDS)
                 continue
