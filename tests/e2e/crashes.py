@@ -20,6 +20,7 @@ from tests.apiclient import Record
 from tests.cluster import ClusterError
 from tests.e2e.platform import TERMINAL, Platform
 from tests.e2e.proof import LINE, Proof
+from tests.inbox.feeding import lines_of
 from tests.operator_process import OperatorProcess
 from tests.receiver import NO_CONTENT, Request
 
@@ -377,6 +378,9 @@ class Tally:
     several_ids: list[str]
     forged: list[str]
     """Jobs of whose requests a signature is wrong, or the body differs from try to try."""
+    not_told_once: dict[str, int]
+    """Jobs of which an agent's inbox, given all these requests, hands over more lines or fewer than
+    one."""
     kills: Counter[str]
     restarts: int
     seconds: float
@@ -399,6 +403,7 @@ class Tally:
             ("requests to the receiver", self.requests),
             ("events missing", len(self.missing)),
             ("jobs with several ids", len(self.several_ids)),
+            ("jobs not told to an agent once", len(self.not_told_once)),
         ]
         return "\n".join(f"{name:<36}{value!s:>8}" for name, value in rows)
 
@@ -426,6 +431,8 @@ def tally(run: Run, log: list[audit.Request]) -> Tally:
         for job in run.jobs
         if ends[job.name]
     }
+    arrived = sorted((each for of in requests.values() for each in of), key=lambda each: each.at)
+    told = lines_of(arrived, platform.public_key, platform.namespace)
     return Tally(
         jobs=len(run.jobs),
         ends=Counter(status["state"] for status in ends.values() if status),
@@ -452,6 +459,9 @@ def tally(run: Run, log: list[audit.Request]) -> Tally:
         missing=[job.name for job in run.jobs if right.get(job.name) not in ids[job.name]],
         several_ids=[name for name, of in ids.items() if len(of) > 1],
         forged=[name for name, of in requests.items() if not genuine(of, platform.public_key)],
+        not_told_once={
+            job.name: told[job_id(run, job)] for job in run.jobs if told[job_id(run, job)] != 1
+        },
         kills=run.killer.kills,
         restarts=run.restarts,
         seconds=time.monotonic() - run._started,

@@ -86,5 +86,10 @@ def test_every_event_arrives_under_one_id(counts: Tally) -> None:
     assert counts.received == counts.owed == counts.jobs
 
 
+def test_an_agent_is_told_of_each_end_once(counts: Tally) -> None:
+    """R-INBOX-OWN: its inbox is given whatever the receiver got."""
+    assert counts.not_told_once == {}
+
+
 def test_the_operator_and_the_api_server_did_die(counts: Tally) -> None:
     assert (sum(counts.kills.values()), counts.restarts) == (SIZE.kills, SIZE.restarts)
