@@ -194,7 +194,7 @@ def plot(figures: Figures) -> str:
     latency = _panel(
         LEFT,
         "latency p50, seconds (logarithmic)",
-        [1, 10, 100, 1000],
+        [1, 10, 100, 1000, 10_000],
         [
             (WITHOUT, "without", [load.alone.latency_p50 for load in loads]),
             (WITH, "with the inbox", [load.together.latency_p50 for load in loads]),
@@ -238,7 +238,7 @@ def _panel(
     out = [f'<text x="{left}" y="{TOP - 16}" font-weight="bold">{title}</text>']
     out += [
         f'<path d="M{left} {y(tick):.1f}h{PANEL}" stroke="#ddd"/>'
-        f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
+        f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>'
         for tick in ticks
     ]
     out += [

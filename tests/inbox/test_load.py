@@ -44,7 +44,13 @@ def test_the_documentation_has_the_figures_of_this_code(figures: inbox.Figures) 
 
 def test_the_plot_is_whole() -> None:
     root = ET.parse(DOCS / "inbox-load.svg").getroot()  # noqa: S314 - our own file
-    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 4
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 4
+    for line in lines:
+        points = [point.split(",") for point in line.attrib["points"].split()]
+        assert len(points) == len(inbox.RATES)
+        assert all(0 < float(x) < inbox.WIDTH for x, _ in points)
+        assert all(inbox.TOP <= float(y) <= inbox.HEIGHT - inbox.BOTTOM for _, y in points)
 
 
 async def test_the_example_in_the_documentation_runs(
