@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import orjson
 
 from agentjobs.api.names import LABEL_JOB, TERMINAL_STATES
-from agentjobs.kube import AGENTJOBS, JOBS, PODS, ConflictError, KubeError, NotFoundError, Resource
+from agentjobs.kube import (
+    AGENTJOBS,
+    INPUTREQUESTS,
+    JOBS,
+    PODS,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    Resource,
+)
 from tests.model.clock import Clock
 
 Json = dict[str, Any]
@@ -224,7 +233,7 @@ class ApiServer:
 
     def orphans(self) -> Iterator[tuple[Resource, Json]]:
         """Objects whose owner is gone, which the garbage collector would delete."""
-        for resource, owners in ((JOBS, AGENTJOBS), (PODS, JOBS)):
+        for resource, owners in ((JOBS, AGENTJOBS), (PODS, JOBS), (INPUTREQUESTS, AGENTJOBS)):
             alive = {body["metadata"]["uid"] for body in self.all(owners)}
             for body in self.all(resource):
                 meta = body["metadata"]

@@ -22,6 +22,7 @@ from agentjobs.domain.observed import Policy
 from agentjobs.kube import (
     AGENTJOBS,
     AGENTTOOLS,
+    INPUTREQUESTS,
     JOBS,
     NODES,
     PODS,
@@ -43,7 +44,7 @@ from tests.model.wire import ModelKube, Request, Task
 
 TERMS = Terms()
 POLICY = Policy(destinations=Destinations(rules=(Rule(hosts=("agents.example.net",)),)))
-WATCHED = (AGENTJOBS, AGENTTOOLS, JOBS, PODS, NODES)
+WATCHED = (AGENTJOBS, AGENTTOOLS, INPUTREQUESTS, JOBS, PODS, NODES)
 SHARED_METRICS = Metrics()
 """One for all processes: making one is slow, and nothing here reads it."""
 
@@ -190,6 +191,7 @@ class Process:
         into = {
             AGENTJOBS: feed.agentjob,
             AGENTTOOLS: feed.tool,
+            INPUTREQUESTS: feed.question,
             JOBS: feed.job,
             PODS: feed.pod,
             NODES: feed.node,

@@ -140,6 +140,8 @@ class Stage(RuleBasedStateMachine):
             for process in self.processes:
                 self.counts += process.counts
             self.counts["conflicts"] += self.server.answers[409]
+            self.counts["questions that expired"] += self.truth.closed["expired"]
+            self.counts["questions withdrawn"] += self.truth.closed["withdrawn"]
             self.counts["limits exceeded by a claim that came late"] += self.truth.exceeded
             self.counts += self._attempts()
             total.update(self.counts)
@@ -163,6 +165,7 @@ class Stage(RuleBasedStateMachine):
         for _ in range(DRAIN_ROUNDS):
             self._deliver_all(leader)
             self.truth.check_nobody_waits_in_vain()
+            self.truth.check_states_tell_of_questions()
             self._let_others_go_on()
             if self._settled() or self.clock.monotonic() > limit:
                 break

@@ -2,7 +2,7 @@
 
 Rules that are checked after every write and at the end, each by its name in a failure's message:
 R-LEVEL, R-CLAIM, R-ATTEMPT, R-SLOTS, R-DEAD, R-HONEST, R-CAUSE, R-STATE-FINAL, R-STOP, R-DEADLINE,
-R-EVENT, R-CALLBACK, R-TWO-WRITES.
+R-EVENT, R-CALLBACK, R-TWO-WRITES, R-REPORT and R-POLICY-INPUT (questions), R-STATE-DERIVED.
 """
 
 import os
@@ -34,6 +34,10 @@ FAULTS = (
     "Jobs deleted by hand",
     "pods deleted by hand",
     "requests given up",
+    "questions",
+    "answers",
+    "questions that expired",
+    "questions withdrawn",
     "disruptions",
     "decisions of a queue",
     "places given again too early",

@@ -23,7 +23,7 @@ from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.observed import Policy
 from agentjobs.domain.retries import GROUP_OF
 from agentjobs.domain.verdict import OOM_KILLED
-from agentjobs.kube import AGENTJOBS, AGENTTOOLS, JOBS, LEASES, NODES, PODS
+from agentjobs.kube import AGENTJOBS, AGENTTOOLS, INPUTREQUESTS, JOBS, LEASES, NODES, PODS
 from tests.model.apiserver import TERMINAL, ApiServer, Event, Json
 from tests.model.clock import Clock, moment
 
@@ -117,6 +117,8 @@ class Truth:
         self.placed_again: set[str] = set()
         """uids of Jobs that a queue gave another place after their tool had begun, before an
         operator could know it: the tool begins again, and nothing could prevent it."""
+        self.closed: Counter[str] = Counter()
+        """How questions were closed."""
         self.exceeded = 0
         """How often a limit was exceeded by a claim that came late."""
         self._were_lost: set[str] = set()
@@ -233,6 +235,22 @@ class Truth:
             self._observe_job(event.body, old)
         elif event.resource == PODS:
             self._observe_pod(event, old)
+        elif event.resource == INPUTREQUESTS and old and event.kind != "DELETED":
+            self._observe_answer(event.body, old)
+
+    def _observe_answer(self, new: Json, old: Json) -> None:
+        """R-POLICY-INPUT: closed once; without an answer only when none can come any more."""
+        name = new["metadata"]["name"]
+        before, outcome = (each.get("status", {}).get("outcome") for each in (old, new))
+        if before and before != outcome:
+            raise RuleBroken(f"R-POLICY-INPUT: {name} was {before} and becomes {outcome}")
+        if before != outcome:
+            self.closed[outcome] += 1
+        if outcome == "expired" and self._clock.now() < moment(new["spec"]["expiresAt"]):
+            raise RuleBroken(f"R-REPORT: {name} is closed before its time is over")
+        life = self.lives[new["spec"]["jobUID"]]
+        if outcome == "withdrawn" and life.end is None and not life.gone:
+            raise RuleBroken(f"R-REPORT: {name} is withdrawn though {life.uid} goes on")
 
     def _observe_agentjob(self, event: Event, old: Json | None) -> None:
         job = AgentJob.from_json(event.body)
@@ -431,6 +449,29 @@ class Truth:
             if life.deleted and not life.gone:
                 raise RuleBroken(f"R-STOP: {life.uid} was deleted and never goes: {_short(life)}")
             self._check_told(life)
+        for question in self._questions():
+            if not self.lives[question["spec"]["jobUID"]].gone:
+                name = question["metadata"]["name"]
+                raise RuleBroken(f"R-REPORT: {name} is never closed")
+
+    def check_states_tell_of_questions(self) -> None:
+        """R-STATE-DERIVED: where all is seen, who runs and asks requires input, and nobody else."""
+        now = self._clock.now()
+        asking = {
+            each["spec"]["jobUID"]
+            for each in self._questions()
+            if now < moment(each["spec"]["expiresAt"])
+        }
+        for life in self.lives.values():
+            state = life.job.status.state if life.job and not life.gone else None
+            wrong = State.RUNNING if life.uid in asking else State.INPUT_REQUIRED
+            if state is wrong:
+                raise RuleBroken(f"R-STATE-DERIVED: {life.uid} is {state}: {_short(life)}")
+
+    def _questions(self) -> list[Json]:
+        """Those that are not closed."""
+        found = self._server.all(INPUTREQUESTS)
+        return [each for each in found if not each.get("status", {}).get("outcome")]
 
     def check_nobody_waits_in_vain(self) -> None:
         """R-SLOTS: where all is at rest, who waits for a slot waits because none is free."""

@@ -3,7 +3,10 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from agentjobs.kube import AGENTJOBS, JOBS, PODS
+from agentjobs.api.agentjob import AgentJob
+from agentjobs.contract.calls import AskReport
+from agentjobs.domain.questions import question_of
+from agentjobs.kube import AGENTJOBS, INPUTREQUESTS, JOBS, PODS
 from tests.model.apiserver import Json
 from tests.model.kubelets import NAMESPACE
 from tests.model.stage import Stage, picked, some, which
@@ -58,6 +61,45 @@ class Users(Stage):
                 self.cluster.lower_deadline(NAMES[name], 15)
             else:
                 self._by_hand(number - 8, name)
+
+    @rule(number=some, kind=st.integers(0, 5))
+    def a_tool_asks_or_is_answered(self, number: int, kind: int) -> None:
+        """It asks while it runs, or in its last moment; maybe what it has asked before."""
+        with self._step("questions and answers"):
+            if kind < 3:
+                self._ask(number, seconds=(2, 30, 400)[kind], again=kind == 2)
+            elif kind == 3:
+                self._answer(number, "declined")
+            else:
+                self._ask(number, seconds=2, again=False)
+                self._answer_in_the_last_moment(number)
+
+    def _answer_in_the_last_moment(self, number: int) -> None:
+        """An operator is about to say that it has expired."""
+        leader = self._working(number % 2)
+        leader.run()
+        self._pass(3)
+        leader.get_so_far(number % 3)
+        self._answer(-1, "answered")
+
+    def _ask(self, number: int, *, seconds: int, again: bool) -> None:
+        jobs = [each for each in self.server.all(AGENTJOBS) if "startedAt" in each["status"]]
+        job = picked(jobs, number)
+        if job:
+            self.counts["questions"] += 1
+            key = "again" if again else f"q{self.counts['questions']}"
+            asked = AskReport(key=key, prompt="?", expires_seconds=seconds)
+            body = question_of(AgentJob.from_json(job), asked, self.clock.now())
+            self.server.create(INPUTREQUESTS, NAMESPACE, body)
+
+    def _answer(self, number: int, outcome: str) -> None:
+        asked = [each for each in self.server.all(INPUTREQUESTS) if "status" not in each]
+        question = picked(asked, number)
+        if question:
+            self.counts["answers"] += 1
+            status = {"outcome": outcome, "answeredBy": "somebody"}
+            name = question["metadata"]["name"]
+            self.server.patch(INPUTREQUESTS, NAMESPACE, name, {"status": status}, "status")
 
     def _newest(self) -> int:
         return (self._created - 1) % len(NAMES)
