@@ -533,6 +533,9 @@ def test_agents_get_their_rights_but_for_tools_by_one_binding(helm: Path) -> Non
         assert rights(rendered, "ClusterRole", "agentjobs-agent") == {
             ("agentjobs.dev", "agentjobs", verb)
             for verb in ("create", "get", "list", "watch", "delete")
+        } | {
+            *(("agentjobs.dev", "inputrequests", verb) for verb in ("get", "list", "watch")),
+            ("agentjobs.dev", "inputrequests/status", "patch"),
         }
         labels = only(rendered, "ClusterRole", "agentjobs-agent")["metadata"]["labels"]
         assert not any("aggregate-to" in label for label in labels)

@@ -259,8 +259,10 @@ def bounds(place: Place) -> None:
         refused = busy.tell("ask", {**DROP, "key": "new", **change})
         assert (refused.code, refused.problem) == (422, "invalid-body"), change
         assert [each["pointer"] for each in refused.body["errors"]] == [pointer]
-    for number in range(7):
-        town.asks("busy", {"key": f"more-{number}", "prompt": "?"})
+    more = [{"key": f"more-{number}", "prompt": "?"} for number in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        codes = list(pool.map(lambda body: town.tool("busy").tell("ask", body).code, more))
+    assert sorted(codes) == [200] * 7 + [409] * 13
     full = busy.tell("ask", {"key": "one-more", "prompt": "?"})
     assert (full.code, full.problem) == (409, "too-many-questions")
     assert town.answers(town.a, "busy", YES).code == 204

@@ -17,8 +17,6 @@ from tests.cluster import ClusterError
 from tests.cluster.binaries import binary
 from tests.cluster.local import LocalCluster
 from tests.cluster.pki import Pki
-from tests.controlplane.callers import Caller, Server
-from tests.controlplane.installed import OPERATOR, inputrequest
 from tests.e2e.agents import ACCOUNT, TOOL, Agents, Reply, curl, settle
 from tests.e2e.installed import NAMESPACE, InstalledGateway
 from tests.e2e.platform import IMAGE, STAYS, Platform
@@ -253,13 +251,17 @@ def gate(seen: dict[str, Seen], agents: Agents) -> str:
     return str(reply.body["job_id"])
 
 
+def token_of_pod(agents: Agents, name: str) -> str:
+    """The token that the pod of a job was given."""
+    agents.here.wait_for(name, ["running"])
+    (pod,) = [each["metadata"]["name"] for each in agents.here.pods_of(name)]
+    return agents.here.kubectl("exec", pod, "--", "sh", "-c", 'cat "$AGENTJOBS_TOKEN_FILE"')
+
+
 @pytest.fixture(scope="module")
 def reported(gate: str, agents: Agents) -> Document:
     """What is shown of a job after its pod, with the token that it was given, has reported."""
-    name = gate.partition(".")[0]
-    agents.here.wait_for(name, ["running"])
-    (pod,) = [each["metadata"]["name"] for each in agents.here.pods_of(name)]
-    token = agents.here.kubectl("exec", pod, "--", "sh", "-c", 'cat "$AGENTJOBS_TOKEN_FILE"')
+    token = token_of_pod(agents, gate.partition(".")[0])
     url = agents.here.gateway.urls[0]
     options = ["--header", "Content-Type: application/json", "--header", f"Agentjobs-Job: {gate}"]
     progress = json.dumps({"percent": 40, "message": "two of five"})
@@ -287,21 +289,15 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def asked(gate: str, agents: Agents) -> Asked:
-    """It comes from the operator, whose part is played."""
+    """It comes from the pod, with its own token."""
     here = agents.here
-    name = gate.partition(".")[0]
-    question = {
-        "jobName": name,
-        "jobUID": here.get("agentjob", name)["metadata"]["uid"],
-        "key": "language",
-        "kind": "elicitation",
-        "prompt": "Which language?",
-        "requestedBy": agents.user,
-        "expiresAt": "2100-01-01T00:00:00Z",
-    }
-    operator = Caller(Server.of(here.cluster.kubeconfig), OPERATOR)
-    operator.create(inputrequest(here.namespace, "language", question)).object()
     url = f"{here.gateway.urls[0]}/v1/jobs/{gate}/inputs"
+    question = json.dumps({"key": "language", "prompt": "Which language?"})
+    options = ["--header", "Content-Type: application/json", "--header", f"Agentjobs-Job: {gate}"]
+    token = token_of_pod(agents, gate.partition(".")[0])
+    there = f"{here.gateway.urls[1]}/v1/report/ask"
+    assert curl(token, there, *options, "--data", question).body["outcome"] == "open"
+    assert curl(token, f"{there}/another", *options).code == 404
     end = time.monotonic() + 10
     while not (shown := curl(agents.token, url).body["inputs"]):
         assert time.monotonic() < end, "the question is not shown"
@@ -310,7 +306,7 @@ def asked(gate: str, agents: Agents) -> Asked:
     return Asked(
         prompts=[each["prompt"] for each in shown],
         codes=[curl(agents.token, f"{url}/language", *options).code for _ in range(2)],
-        status=here.get("inputrequest", "language")["status"],
+        status=here.api.items("InputRequest", here.namespace)[0]["status"],
     )
 
 

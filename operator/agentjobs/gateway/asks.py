@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
 from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.inputrequest import InputRequest, Outcome
@@ -33,6 +34,7 @@ class Asks:
         self._kube = kube
         self._known = known
         self._pods = pods
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(self, pod: Pod, job_id: str, asked: AskReport) -> AskState:
         """Ask a question; return how it stands, for it may have been asked before.
@@ -41,10 +43,12 @@ class Asks:
             another question has that key (422); too many; nobody could answer (409).
         """
         record = await self._pods.job_of(pod, job_id)
-        known = self._known.get(record.uid, asked.key)
-        if known is None:
-            _check_answer_schema(asked)
-            known = await self._create(record, pod, asked)
+        # One after the other, so that they can be counted.
+        async with self._turns.setdefault(record.uid, asyncio.Lock()):
+            known = self._known.get(record.uid, asked.key)
+            if known is None:
+                _check_answer_schema(asked)
+                known = await self._create(record, pod, asked)
         _check_same(known, asked)
         return _state(known)
 
