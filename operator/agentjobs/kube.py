@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -25,6 +25,7 @@ from agentjobs.api.names import GROUP, VERSION
 from agentjobs.domain.errors import AgentJobError
 
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 CONNECTIONS = 32
 TOTAL_SECONDS = 30
 CONNECT_SECONDS = 5
@@ -242,6 +243,27 @@ class Kube:
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", path, body=body, content_type=MERGE_PATCH)
 
+    async def put_status(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        version: str,
+        status: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Replace a status as a whole by a JSON patch (RFC 6902); a merge patch takes nulls out.
+
+        :param version: metadata.resourceVersion on which it is conditional.
+        :raises ConflictError: the object was changed since it was read.
+        :raises NotFoundError: it is gone.
+        """
+        operations = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        path = resource.path(namespace, name, "status")
+        return await self._json("PATCH", path, body=operations, content_type=JSON_PATCH)
+
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -365,7 +387,7 @@ class Kube:
         method: str,
         path: str,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> bytes:

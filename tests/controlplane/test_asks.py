@@ -213,16 +213,7 @@ def nobody_answers(place: Place) -> None:
         gone = town.tool(name).tell("ask", {**DROP, "key": "more"})
         assert (gone.code, gone.problem) == (409, "job-over")
 
-    # While no operator is there a question can be asked and answered, and the next one sees it.
-    town.operator.kill()
-    town.asks("alone", soon)
-    town.asks("alone", {**DROP, "key": "other"})
-    assert town.answers(town.a, "alone", YES, key="other").code == 204
-    assert town.told("alone", "other")["answer"] == {"ok": True}
-    assert town.told("alone", wait=20)["outcome"] == "expired"
-    assert outcomes(town, "alone")["drop"] == ""
-    town.operator.start()
-    wait_until("expired", lambda: outcomes(town, "alone")["drop"] == "expired")
+    goes_on_without_an_operator(town)
     place.api.delete("AgentJob", place.namespace, "ends").object()
     place.until_gone("AgentJob", "ends")
     wait_until("end of its record", lambda: town.on_record("ends") == [])
@@ -267,6 +258,13 @@ def bounds(place: Place) -> None:
     assert (full.code, full.problem) == (409, "too-many-questions")
     assert town.answers(town.a, "busy", YES).code == 204
     wait_until("room", lambda: busy.tell("ask", {"key": "one-more", "prompt": "?"}).code == 200)
+
+    nothing = {"type": "object", "properties": {"x": {"const": None}}, "required": ["x"]}
+    nothing = {"key": "nothing", "prompt": "?", "answer_schema": nothing}
+    assert town.asks("beside", nothing).body == town.asks("beside", nothing, replica=1).body
+    given = {"outcome": "answered", "answer": {"x": None}}
+    assert town.answers(town.a, "beside", given, key="nothing").code == 204
+    assert town.told("beside", "nothing", wait=20)["answer"] == {"x": None}, "null is an answer"
 
     there = f"beside.{place.namespace}"
     for reply in (busy.tell("ask", DROP, there), busy.ask("ask/drop", there)):
@@ -343,6 +341,22 @@ def audited(town: Town) -> list[dict[str, str]]:
     found = [told for line in lines if (told := AUDITED.search(line))]
     told = [json.loads(each[1]) for each in found]
     return [each for each in told if each["job_id"].endswith(f".{town.place.namespace}")]
+
+
+def goes_on_without_an_operator(town: Town) -> None:
+    """Questions are asked and answered; the next operator closes what has expired."""
+    town.operator.kill()
+    town.asks("alone", {**DROP, "expires_seconds": 3})
+    town.asks("alone", {**DROP, "key": "other"})
+    assert town.answers(town.a, "alone", YES, key="other").code == 204
+    assert town.told("alone", "other")["answer"] == {"ok": True}
+    assert town.told("alone", wait=20)["outcome"] == "expired"
+    late = town.answers(town.a, "alone", YES)
+    assert (late.code, late.problem) == (409, "already-answered")
+    assert town.open("alone") == []
+    assert outcomes(town, "alone")["drop"] == ""
+    town.operator.start()
+    wait_until("expired", lambda: outcomes(town, "alone")["drop"] == "expired")
 
 
 def outcomes(town: Town, name: str) -> dict[str, str]:

@@ -58,10 +58,9 @@ class Inputs:
             **({"answer": answer.answer} if answer.answer is not None else {}),
         }
         meta = asked.metadata
-        body = {"metadata": {"resourceVersion": meta.resource_version}, "status": status}
         try:
-            written = await self._kube.patch(
-                INPUTREQUESTS, meta.namespace, meta.name, body, "status"
+            written = await self._kube.put_status(
+                INPUTREQUESTS, meta.namespace, meta.name, meta.resource_version, status
             )
         except (ConflictError, NotFoundError) as error:
             # A question changes once: when it is closed.
