@@ -271,6 +271,35 @@ async def test_r_output_a_full_store_loses_nothing_and_takes_no_memory(
         assert await stage.kept(source) == stage.containers[source.pod].output
 
 
+async def test_r_event_a_tool_that_is_over_at_once_is_heard(stage: Stage) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(b"::summary made it")
+    tool.over = True
+    assert streams.heard(UID) == frozenset()
+    streams.follow("key", source)
+    await until(lambda: streams.heard(UID), "word that it was read")
+    assert (streams.heard(UID), streams.said(UID)) == ({source.pod_uid}, Said(summary="made it"))
+    assert "key" in stage.told
+
+
+@pytest.mark.parametrize("why", ["nobody serves its log", "too many are followed"])
+async def test_r_event_nobody_waits_long_for_what_cannot_be_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.over = True
+    if why == "too many are followed":
+        monkeypatch.setattr(module, "AT_ONCE", 0)
+    else:
+        tool.always = UnavailableError("504")
+        monkeypatch.setattr(module, "HEARD_SECONDS", 0.05)
+    streams.follow("key", source)
+    await until(lambda: streams.heard(UID), "the end of patience")
+    assert "key" in stage.told
+
+
 async def test_r_output_an_attempt_that_nobody_followed_leaves_a_gap(stage: Stage) -> None:
     streams, source = stage.begin(), stage.source()
     stage.containers[source.pod].print(b"of the first attempt")

@@ -237,6 +237,7 @@ class Passes:
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
             keeps_output=self._streams is not None,
             said=self._streams.said(meta.uid) if self._streams else Said(),
+            heard=self._streams.heard(meta.uid) if self._streams else frozenset(),
             archived=self._streams.archived(meta.uid) if self._streams else None,
             remains=self._remains(status),
             written_at=self._written_at.get(meta.uid),

@@ -61,6 +61,8 @@ ROTATION = timedelta(seconds=10)
 """How often the kubelet rotates logs that have become large."""
 ONE_FILE = timedelta(seconds=9)
 """What a file that the kubelet passes over must have been written for: it was rotated twice."""
+HEARD_SECONDS = 1.0
+"""How long the end of a tool waits, at most, for what it has printed to be read."""
 FIRST_LINE_WITHIN = timedelta(seconds=2)
 
 
@@ -117,14 +119,22 @@ class Streams(Generic[K]):
         self._archives: dict[str, asyncio.Task[None]] = {}
         self._archived: dict[str, Archived] = {}
         self._said: dict[str, Said] = {}
+        self._heard: dict[str, set[str]] = {}
 
     # --- what passes ask for
 
     def follow(self, key: K, source: Source) -> None:
         """Follow a source, unless that is being done, or too many are followed already."""
-        if source.path not in self._tasks and self._followed < AT_ONCE:
+        if source.path in self._tasks:
+            return
+        if self._followed < AT_ONCE:
             self._followed += 1
             self._begin(key, source, nullcontext()).add_done_callback(self._unfollow)
+            loop = asyncio.get_running_loop()
+            loop.call_later(HEARD_SECONDS, self._hear, key, source)
+        else:
+            self._heard.setdefault(_job_uid(source), set()).add(source.pod_uid)
+            self._tell(key)
 
     def archive(
         self, key: K, job_uid: str, sources: Sequence[Source], attempts: Sequence[int]
@@ -146,6 +156,10 @@ class Streams(Generic[K]):
         """What the tool of a job has said on lines of its output."""
         return self._said.get(job_uid) or Said()
 
+    def heard(self, job_uid: str) -> frozenset[str]:
+        """Pods of a job of which all was read that they had printed, or was waited for."""
+        return frozenset(self._heard.get(job_uid, ()))
+
     def settle(self, job_uid: str) -> None:
         """Forget what was written into the status."""
         self._archived.pop(job_uid, None)
@@ -157,6 +171,7 @@ class Streams(Generic[K]):
         ending += [self._tasks.pop(path) for path in self._paths(job_uid)]
         self._archived.pop(job_uid, None)
         self._said.pop(job_uid, None)
+        self._heard.pop(job_uid, None)
         for task in ending:
             task.cancel()
         return ending
@@ -181,7 +196,7 @@ class Streams(Generic[K]):
 
     def over(self, source: Source) -> bool:
         """Whether a container has ended; what is known of a lost node knows only the job's end."""
-        return source.path.partition("/")[0] in self._archives or self._over(source)
+        return _job_uid(source) in self._archives or self._over(source)
 
     async def names(self, path: str) -> Sequence[str]:
         """Names of the objects of a stream, in order."""
@@ -224,6 +239,14 @@ class Streams(Generic[K]):
         self._tasks[source.path] = task
         return task
 
+    def _hear(self, key: K, source: Source) -> None:
+        """Take note that what a source had printed was read, or waited for long enough."""
+        pods = self._heard.setdefault(_job_uid(source), set())
+        if source.pod_uid not in pods and source.path in self._tasks:
+            pods.add(source.pod_uid)
+            if self._over(source):
+                self._tell(key)
+
     def _unfollow(self, _: object) -> None:
         self._followed -= 1
 
@@ -234,14 +257,17 @@ class Streams(Generic[K]):
                 return await self._follow(key, source)
 
     async def _follow(self, key: K, source: Source) -> Whole:
-        def heard(said: Said) -> None:
-            self._said[source.path.partition("/")[0]] = said
+        def say(said: Said) -> None:
+            self._said[_job_uid(source)] = said
             self._tell(key)
+
+        def hear() -> None:
+            self._hear(key, source)
 
         pause = FIRST_PAUSE
         while True:
             try:
-                return await _Stream(self, source, heard).run()
+                return await _Stream(self, source, say, hear).run()
             except (AgentJobError, ValueError) as error:
                 log.warning("output of pod %s/%s: %s", source.namespace, source.pod, error)
             except Exception:
@@ -269,6 +295,7 @@ class Streams(Generic[K]):
         for path in self._paths(job_uid):
             del self._tasks[path]
         self._said.pop(job_uid, None)
+        self._heard.pop(job_uid, None)
         self._tell(key)
 
     async def _gather(self, job_uid: str, attempts: Sequence[int]) -> Archived:
@@ -310,15 +337,30 @@ class Streams(Generic[K]):
         return [path for path in self._tasks if path.startswith(f"{job_uid}/")]
 
 
+def _job_uid(source: Source) -> str:
+    """Of the AgentJob."""
+    return source.path.partition("/")[0]
+
+
 class _Stream:
     """One life of one stream: from what the store has of it to its end."""
 
     def __init__(
-        self, streams: Streams[Any], source: Source, heard: Callable[[Said], None]
+        self,
+        streams: Streams[Any],
+        source: Source,
+        say: Callable[[Said], None],
+        hear: Callable[[], None],
     ) -> None:
+        """Prepare.
+
+        :param say: called with what the tool has said, when that is news.
+        :param hear: called when what it had printed was read.
+        """
         self._streams = streams
         self._source = source
-        self._heard = heard
+        self._say = say
+        self._hear = hear
         self._listener = Listener()
         self._chunks = Chunks()
         self._mark = Mark()
@@ -389,12 +431,15 @@ class _Stream:
                 if piece:
                     self._pause, self._unread_since = FIRST_PAUSE, 0.0
                     self._take(reader, piece, follows=not over)
+                if not over:
+                    self._hear()
                 await self._store_what_is_due()
                 if not over and clock() - alive_at > STILL_SECONDS:
                     # Either nothing comes from its node any more; or nothing could be stored for so
                     # long that the log may have been rotated twice, and a stream that reads on
                     # passes over the file between in silence.
                     raise UnavailableError("the stream stood still")
+        self._hear()
 
     async def _rest(self) -> None:
         """Pause before the next read, until the container ends at most."""
@@ -438,7 +483,7 @@ class _Stream:
         said = self._listener.said
         self._listener.feed(data)
         if self._listener.said != said:
-            self._heard(self._listener.said)
+            self._say(self._listener.said)
 
     def _is_late(self, first: str) -> bool:
         """Whether lines may have been rotated away before the log was first read."""

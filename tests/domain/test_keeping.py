@@ -5,9 +5,22 @@ from typing import Any
 import pytest
 
 from agentjobs.domain.observed import Policy, Remains
-from agentjobs.domain.plan import ArchiveOutput, DeletePod
+from agentjobs.domain.plan import ArchiveOutput, DeletePod, FollowOutput
 from agentjobs.domain.reconcile import decide
-from tests.builders import JOB_UID, a_child, an_agentjob, at, claimed, observed, stamp
+from agentjobs.domain.said import Said
+from tests.builders import (
+    JOB_UID,
+    POD_NAME,
+    POD_UID,
+    a_child,
+    a_pod,
+    an_agentjob,
+    at,
+    claimed,
+    ended,
+    observed,
+    stamp,
+)
 
 RETENTION = 600
 ARCHIVED_AT = 50
@@ -56,6 +69,20 @@ def test_r_ttl_pods_go_some_time_after_their_output_is_archived(
     assert deleted == ([("first", "p1"), ("second", "p2")] if goes else [])
     if kept == "True" and not goes:
         assert plan.requeue_at == at(ARCHIVED_AT + RETENTION)
+
+
+def test_r_event_the_end_waits_for_what_a_tool_printed_just_before() -> None:
+    """Until it is read; who is asked says so, be it in vain."""
+    job = an_agentjob(status=claimed(jobUID=JOB_UID))
+    over = {"child": a_child(complete=True, succeeded=1), "pods": (a_pod(ended()),)}
+    plan = decide(observed(job, **over, keeps_output=True))
+    assert (plan.status, [each.pod for each in plan.actions]) == (None, [POD_NAME])
+    assert isinstance(plan.actions[0], FollowOutput)
+    for heard in ({"keeps_output": True, "heard": frozenset({POD_UID})}, {"keeps_output": False}):
+        said = Said(summary="all is well")
+        plan = decide(observed(job, **over, **heard, said=said))
+        assert plan.status
+        assert (plan.status.state, plan.status.summary) == ("done", "all is well")
 
 
 def test_r_output_every_attempt_that_began_is_to_leave_a_stream() -> None:

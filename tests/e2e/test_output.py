@@ -69,6 +69,7 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "unattended": (steps(250, 0.1), {}),
     "hurries": (HURRIES, {}),
     "mute": ("sleep 1", {}),
+    "hasty": ("echo ::summary made it", {}),
     "again": (
         'echo attempt "$AGENTJOBS_ATTEMPT"; [ "$AGENTJOBS_ATTEMPT" = 2 ]',
         {"retry": {"maxAttempts": 2, "causes": ["tool_error"]}},
@@ -148,6 +149,7 @@ WHOLE = {
     "greedy": ("failed", b"before\n"),
     "unattended": ("done", counted(250)),
     "mute": ("done", b""),
+    "hasty": ("done", b"::summary made it\n"),
     "again": ("done", b"attempt 1\nattempt 2\n"),
     "parts": ("done", b"part 0\n"),
 }
@@ -162,6 +164,13 @@ def test_r_output_all_that_was_printed_is_there(
     data = seen[name].data.removesuffix(b"Killed\n") if name == "greedy" else seen[name].data
     assert (readers.here.status(name)["state"], data) == WHOLE[name]
     assert seen[name].gaps == []
+
+
+def test_r_event_what_a_tool_says_just_before_its_end_is_told(
+    seen: dict[str, Reading], readers: Readers
+) -> None:
+    del seen
+    assert readers.here.status("hasty")["summary"] == "made it"
 
 
 def test_r_output_both_streams_of_a_tool_are_kept(seen: dict[str, Reading]) -> None:

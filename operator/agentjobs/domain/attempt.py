@@ -35,7 +35,7 @@ from agentjobs.domain.ending import (
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import begun_at, end, end_unstarted
 from agentjobs.domain.job import desired_job, placeholder_job
-from agentjobs.domain.keeping import with_said
+from agentjobs.domain.keeping import to_be_heard, with_said
 from agentjobs.domain.mirror import (
     counts,
     deadline,
@@ -67,6 +67,8 @@ from agentjobs.domain.verdict import (
 )
 from agentjobs.domain.waiting import creating, hopeless, refused, waiting_for
 
+HEARD_WITHIN = timedelta(seconds=2)
+"""When to look again for what a tool has printed, should nobody tell."""
 MAX_POD_UIDS = 16
 NAME_PATIENCE = timedelta(seconds=60)
 """How long a placeholder is tried for. A former leader that slept longer has lost its Lease; a Job
@@ -113,6 +115,9 @@ def _over(seen: Observed, attempt: Attempt, child: JobView) -> Plan:
         return Plan(actions=(_retire(child),))
     if child.retired and not seen.pods_listed:
         return Plan(need=ReadPods())
+    unheard = to_be_heard(seen)
+    if unheard:
+        return Plan(actions=unheard, requeue_at=seen.now + HEARD_WITHIN)
     ending = seen.job.status.ending or _unrecorded(seen, child)
     verdict = _unsure(seen, _judge(seen, child, ending))
     return try_again(seen, attempt, verdict) or end(seen, verdict, ending)

@@ -27,6 +27,17 @@ def is_archived(status: AgentJobStatus) -> bool:
     return archived_at(status) is not None
 
 
+def to_be_heard(seen: Observed) -> tuple[FollowOutput, ...]:
+    """Tools that have ended before anybody read what they printed; it may be their summary.
+
+    A stream that is followed shows a line long before the kubelet tells of an end, so this concerns
+    tools that are over at once, and those that ended while no operator was there.
+    """
+    if not seen.keeps_output or seen.job.metadata.deletion_timestamp:
+        return ()
+    return tuple(each for each in _sources(seen) if each.pod_uid not in seen.heard)
+
+
 def archived_at(status: AgentJobStatus) -> datetime | None:
     """Since when all output is kept."""
     found = st.condition(status, ConditionType.OUTPUT_ARCHIVED)

@@ -142,6 +142,8 @@ class Observed:
     """Whether there is a store that output is kept in."""
     said: Said = field(default_factory=Said)
     """What the tool has said on lines of its output."""
+    heard: frozenset[str] = frozenset()
+    """Pods of which all was read that they had printed, or was waited for long enough."""
     archived: Archived | None = None
     """What was kept of the output, once that is all."""
     remains: tuple[Remains, ...] = ()
