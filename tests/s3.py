@@ -39,7 +39,7 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(directory: Path) -> Iterator[S3Server]:
+def s3_server(directory: Path, address: str = "127.0.0.1") -> Iterator[S3Server]:
     """Its process ends with the block; buckets come to be when something is put into them."""
     identity = {
         "name": "agentjobs",
@@ -51,8 +51,8 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
     s3, master, volume, filer, *grpc = free_ports(8)
     arguments = {
         "dir": directory,
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
+        "ip": address,
+        "ip.bind": address,
         "filer": "true",
         "s3": "true",
         "s3.config": config,
@@ -73,7 +73,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=directory, env={**os.environ}
         )
-    server = S3Server(f"http://127.0.0.1:{s3}", process)
+    server = S3Server(f"http://{address}:{s3}", process)
     try:
         _wait_until_ready(server, log)
         yield server

@@ -11,6 +11,7 @@ import pytest
 from typing_extensions import override
 
 from agentjobs import streams as module
+from agentjobs.domain import rotation
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.output import (
     END,
@@ -433,27 +434,29 @@ async def test_r_output_a_beginning_that_may_be_missing_is_told(
 
 
 @pytest.mark.parametrize(
-    ("behind", "jump", "gaps"),
+    ("first", "second", "gaps"),
     [
-        pytest.param(30, 25, (Gap(8, OVERTAKEN),), id="far behind, and on at once"),
-        pytest.param(30, 1, (), id="far behind, line by line"),
-        pytest.param(2, 25, (), id="close behind a tool that pauses"),
+        pytest.param(-30, -5, (Gap(4, OVERTAKEN),), id="far behind, and on at once"),
+        pytest.param(-30, -29, (), id="far behind, line by line"),
+        pytest.param(3600, 3625, (), id="close behind a tool that pauses, by a clock that is off"),
     ],
 )
 async def test_r_output_files_that_the_kubelet_passed_over_are_told(
-    stage: Stage, behind: int, jump: int, gaps: tuple[Gap, ...]
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    second: int,
+    gaps: tuple[Gap, ...],
 ) -> None:
+    monkeypatch.setattr(rotation, "LARGE_BYTES", 1)
     source = stage.source()
     tool = stage.containers[source.pod]
     now = datetime.now(UTC)
-    # The clock of the node is an hour ahead.
-    skewed = now + timedelta(hours=1)
-    tool.print(b"one", at=skewed)
-    tool.print(b"two", at=skewed - timedelta(seconds=behind))
-    tool.print(b"six", at=skewed - timedelta(seconds=behind - jump))
+    tool.print(b"one", at=now + timedelta(seconds=first))
+    tool.print(b"two", at=now + timedelta(seconds=second))
     streams = stage.begin()
     streams.follow("key", source)
-    await until(lambda: tool.served == 12, "all lines")
+    await until(lambda: tool.served == len(tool.output), "all lines")
     tool.over = True
     await archived(streams, source)
     assert (await stage.whole(source)).gaps == gaps

@@ -34,6 +34,7 @@ from agentjobs.domain.output import (
     stream_name,
     total,
 )
+from agentjobs.domain.rotation import Rotation, has_room
 from agentjobs.domain.said import Listener, Said
 from agentjobs.kube import Kube, KubeError, NotFoundError, UnavailableError
 from agentjobs.metrics import Metrics
@@ -57,10 +58,6 @@ STILL_SECONDS = 10.0
 the log is read anew. The kubelet rotates logs no more often."""
 STORE_SECONDS = 60.0
 """How long the store is waited for, beyond a log, before it is said that output is missing."""
-ROTATION = timedelta(seconds=10)
-"""How often the kubelet rotates logs that have become large."""
-ONE_FILE = timedelta(seconds=9)
-"""What a file that the kubelet passes over must have been written for: it was rotated twice."""
 HEARD_SECONDS = 1.0
 """How long the end of a tool waits, at most, for what it has printed to be read."""
 FIRST_LINE_WITHIN = timedelta(seconds=2)
@@ -368,9 +365,7 @@ class _Stream:
         self._pause = FIRST_PAUSE
         self._unread_since = 0.0
         """Since when the log of the container, which has ended, cannot be read."""
-        self._lag = timedelta.max
-        """The least that lines were behind the clock: what the node's clock is off, and the way."""
-        self._behind = timedelta()
+        self._rotation = Rotation()
         self._opened_at = datetime.now(UTC)
 
     async def run(self) -> Whole:
@@ -403,23 +398,33 @@ class _Stream:
         """Read the log as far as it goes; return whether nothing more will come of it."""
         over = self._streams.over(self._source)
         reader = LogReader(self._mark)
+        clock = asyncio.get_running_loop().time
+        self._rotation.begin(clock(), over=over)
         try:
-            await self._read_on(reader, over=over)
+            whole = await self._read_on(reader, over=over)
         except (UnavailableError, KubeError, NoLogError) as error:
             await self._flush()
             return self._is_lost(error, over=over)
+        if not over:
+            self._rotation.end(reader, clock())
         await self._flush()
+        if not whole:
+            self._pause = 0.0
+            return False
         if not over and not await self._has_ended():
             return False
-        if not reader.settled:
+        if not over and self._rotation.was_large:
+            # What stands in a file after the one that was read has to be asked for.
+            return False
+        if not reader.settled and not self._rotation.follows_on:
             self._chunks.miss(ROTATED)
         return True
 
-    async def _read_on(self, reader: LogReader, *, over: bool) -> None:
+    async def _read_on(self, reader: LogReader, *, over: bool) -> bool:
+        """Read a log; return whether to its end, as far as the kubelet would tell."""
         source, since = self._source, self._mark.since
         clock = asyncio.get_running_loop().time
         alive_at = clock()
-        self._lag, self._behind = timedelta.max, timedelta()
         self._opened_at = datetime.now(UTC)
         pieces = self._streams.kube.follow_log(
             source.namespace, source.pod, source.container, since=since, follow=not over
@@ -429,8 +434,9 @@ class _Stream:
                 if piece or not self._streams.over(source):
                     alive_at = clock()
                 if piece:
-                    self._pause, self._unread_since = FIRST_PAUSE, 0.0
                     self._take(reader, piece, follows=not over)
+                elif not over and self._rotation.is_to_be_opened_anew(reader, clock()):
+                    return False
                 if not over:
                     self._hear()
                 await self._store_what_is_due()
@@ -439,7 +445,10 @@ class _Stream:
                     # long that the log may have been rotated twice, and a stream that reads on
                     # passes over the file between in silence.
                     raise UnavailableError("the stream stood still")
+        self._add(reader.finish())
+        self._mark = reader.mark
         self._hear()
+        return True
 
     async def _rest(self) -> None:
         """Pause before the next read, until the container ends at most."""
@@ -453,7 +462,7 @@ class _Stream:
     def _is_lost(self, error: AgentJobError | ValueError, *, over: bool) -> bool:
         """Whether a log that cannot be read will not be read any more."""
         log.debug("the log of pod %s/%s: %s", self._source.namespace, self._source.pod, error)
-        self._pause = min(2 * self._pause, LARGEST_PAUSE)
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), LARGEST_PAUSE)
         if not isinstance(error, NotFoundError):
             if not self._streams.over(self._source):
                 return False
@@ -466,18 +475,25 @@ class _Stream:
         return True
 
     def _take(self, reader: LogReader, piece: bytes, *, follows: bool) -> None:
-        begun, rotated = reader.first, reader.rotated
+        self._pause, self._unread_since = FIRST_PAUSE, 0.0
+        begun, rotated, before = reader.first, reader.rotated, self._mark
         data = reader.feed(piece)
         if not begun and reader.first and self._is_late(reader.first):
             self._chunks.miss(LATE)
-        if reader.rotated and not rotated:
+        elsewhere = reader.rotated and not rotated and not self._rotation.follows_on
+        if elsewhere and has_room(before.stamp, reader.first):
             self._chunks.miss(ROTATED)
-        if follows and self._was_overtaken(reader.mark):
+        now = asyncio.get_running_loop().time()
+        passed_over = self._rotation.take(len(piece), before, reader.mark, now, datetime.now(UTC))
+        if passed_over and follows:
             self._chunks.miss(OVERTAKEN)
+        self._add(data)
+        self._mark = reader.mark
+
+    def _add(self, data: bytes) -> None:
         self._listen(data)
         self._chunks.add(data, datetime.now(UTC))
         self._streams.hold(len(data))
-        self._mark = reader.mark
 
     def _listen(self, data: bytes) -> None:
         said = self._listener.said
@@ -492,18 +508,6 @@ class _Stream:
             return False
         # What was printed since it was opened cannot follow a file that was rotated before.
         return started_at + FIRST_LINE_WITHIN < moment(first) < self._opened_at
-
-    def _was_overtaken(self, mark: Mark) -> bool:
-        """Whether the kubelet passed over a file: far behind, it goes on in the newest one."""
-        if not mark.stamp:
-            return False
-        at = moment(mark.stamp)
-        jumped = bool(self._mark.stamp) and at - moment(self._mark.stamp) > ONE_FILE
-        overtaken = jumped and self._behind > ROTATION
-        lag = datetime.now(UTC) - at
-        self._lag = min(self._lag, lag)
-        self._behind = lag - self._lag
-        return overtaken
 
     async def _has_ended(self) -> bool:
         """Whether the end of the log was the end of the container: its watch may lag behind."""

@@ -36,11 +36,13 @@ class Log:
         """Lines with the nanoseconds that pass before each; of a node in some time zone."""
         self.zone = zone
         self.entries: list[tuple[str, bytes]] = []
-        passed = 0
+        passed, apart = 0, 0
         for line, pause in lines:
             whole = line + b"\n"
             for at in range(0, len(whole), ENTRY):
-                passed += pause
+                # Lines may have one stamp, parts of a line are written one after the other.
+                passed += max(pause, apart)
+                apart = int(len(whole) > ENTRY)
                 moment = NOW + timedelta(seconds=passed // 10**9)
                 stamp = f"{moment:%Y-%m-%dT%H:%M:%S}.{passed % 10**9:09d}{zone}"
                 self.entries.append((stamp, whole[at : at + ENTRY]))

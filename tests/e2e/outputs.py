@@ -26,7 +26,7 @@ Document = dict[str, Any]
 class Reading:
     """All pages of one output, from its beginning."""
 
-    data: bytes = b""
+    data: bytearray = field(default_factory=bytearray)
     gaps: list[tuple[int, str]] = field(default_factory=list)
     encodings: list[str] = field(default_factory=list)
     cursors: list[str] = field(default_factory=list)
@@ -34,6 +34,8 @@ class Reading:
     largest: int = 0
     """Bytes of the largest page as JSON."""
     ended: bool = False
+    seconds: float = 0.0
+    """From the first page to the last."""
 
     def add(self, page: Document, size: int, cursor: str) -> None:
         raw = page["data"].encode()
@@ -88,14 +90,13 @@ class Readers:
     def read(self, name: str, seconds: float = WITHIN, **query: int) -> Reading:
         """Read to the end, at another replica each time, as it comes; or until time is up."""
         reading = Reading()
-        cursor, end = "", time.monotonic() + seconds
+        cursor, began = "", time.monotonic()
         for url in cycle(self.urls):
             page, size = self.page(url, name, cursor, **query)
             reading.add(page, size, cursor)
             cursor = page["next"]
-            if page["end"]:
-                return reading
-            if time.monotonic() > end:
+            reading.seconds = time.monotonic() - began
+            if page["end"] or reading.seconds > seconds:
                 return reading
             if not page["data"]:
                 time.sleep(PAUSE)
@@ -111,9 +112,9 @@ class Readers:
             if not page["data"]:
                 time.sleep(PAUSE)
 
-    def octets(self, name: str) -> bytes:
+    def octets(self, name: str) -> bytearray:
         """All of a finished output, as it was printed."""
-        data, cursor = b"", ""
+        data, cursor = bytearray(), ""
         while True:
             path = self._query(name, cursor, {})
             reply = self.agent.get(self.urls[0], path, Accept="application/octet-stream")
@@ -123,10 +124,11 @@ class Readers:
             if reply.headers["Agentjobs-End"] == "true":
                 return data
 
-    def read_all(self, names: list[str]) -> dict[str, Reading]:
+    def read_all(self, names: list[str], seconds: float) -> dict[str, Reading]:
         """Read several to their ends, side by side."""
         with ThreadPoolExecutor(len(names)) as pool:
-            return dict(zip(names, pool.map(self.read, names), strict=True))
+            readings = pool.map(lambda name: self.read(name, seconds), names)
+            return dict(zip(names, readings, strict=True))
 
     def wait_until_archived(self, name: str, seconds: float = WITHIN) -> Document:
         """Wait until the record says what was kept; return the status."""

@@ -167,7 +167,13 @@ STAYS = {"kubernetes.io/hostname": "node1"}
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
-def install(cluster: Cluster, receiver: Receiver) -> Platform:
+# All pods stay on one node, so they can share a volume of it whatever its modes say.
+VOLUME = {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"], "size": "2Gi"}}
+
+
+def install(
+    cluster: Cluster, receiver: Receiver, *, output: Document = VOLUME, operators: int = 1
+) -> Platform:
     """Install the chart with the image of this work tree, allowed to call the receiver.
 
     Its namespace admits restricted pods only.
@@ -179,12 +185,10 @@ def install(cluster: Cluster, receiver: Receiver) -> Platform:
     values = {
         "image": IMAGE,
         "callbacks": {"allow": [{"cidrs": [f"{cluster.host_address}/32"]}]},
-        # All pods stay on one node, so they can share a volume of it whatever its modes say.
-        "output": {
-            "persistence": {"enabled": True, "accessModes": ["ReadWriteMany"], "size": "2Gi"}
-        },
+        "output": output,
         "gateway": {"nodeSelector": STAYS, "replicas": InstalledGateway.REPLICAS},
         "operator": {
+            "replicas": operators,
             "nodeSelector": STAYS,
             "extraEnv": [
                 {"name": "AGENTJOBS_NODE_LOST_SECONDS", "value": str(NODE_LOST_SECONDS)},

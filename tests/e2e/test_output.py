@@ -28,6 +28,7 @@ OPERATOR = "system:serviceaccount:agentjobs-system:agentjobs-operator"
 GATEWAY = "system:serviceaccount:agentjobs-system:agentjobs-gateway"
 MEBIBYTE = 1 << 20
 HURRIES_BYTES = (200 if SOAK else 20) * 10**6
+READ_WITHIN = 480.0 if SOAK else 120.0
 BUDGET = 7
 """Requests of the operator for one job, Events aside."""
 POLL = 0.1
@@ -103,7 +104,7 @@ def seen(readers: Readers) -> dict[str, Reading]:
     for hand in hands:
         hand.start()
     try:
-        return readers.read_all(list(JOBS))
+        return readers.read_all(list(JOBS), READ_WITHIN)
     finally:
         for hand in hands:
             hand.join()
@@ -208,7 +209,13 @@ def test_r_output_a_tool_that_hurries_leaves_every_byte_or_a_gap(
 ) -> None:
     reading = seen["hurries"]
     told = json.loads(readers.here.status("hurries")["result"]["text"])
-    show(f"\n{told['bytes']} bytes at full speed: {len(reading.data)} kept, gaps {reading.gaps}")
+    status = readers.here.status("hurries")
+    (archive,) = [each for each in status["conditions"] if each["type"] == "OutputArchived"]
+    show(
+        f"\n{told['bytes']} bytes at full speed: {len(reading.data)} kept, gaps {reading.gaps}; "
+        f"finished at {status['finishedAt']}, archived at {archive['lastTransitionTime']}, "
+        f"read in {len(reading.cursors)} pages and {reading.seconds:.0f} s"
+    )
     assert told["bytes"] == HURRIES_BYTES
     if not reading.gaps:
         assert (len(reading.data), reading.sha256) == (told["bytes"], told["sha256"])

@@ -23,9 +23,11 @@ LONGEST_STAMP: Final = 64
 LINE_END: Final = 0x0A
 STAMP: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
 STAMPS: Final = re.compile(
-    rb"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[^ \n]{1,40} ", re.MULTILINE
+    rb"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[^ \n]{1,40} )", re.MULTILINE
 )
 """The stamps of whole lines."""
+HELD_BYTES: Final = 4 * 1024 * 1024
+"""What is held, at most, while the place to go on at is looked for."""
 OUT_OF_ORDER: Final = timedelta(seconds=1)
 """The runtime stamps a line before it writes it, so lines of both streams may overtake."""
 
@@ -73,9 +75,10 @@ class NoLogError(ValueError):
 
 
 class LogReader:
-    """Takes the stamps out of a log, and passes over what an earlier stream has taken in.
+    """Takes the stamps out of a log, and passes over what was taken in before.
 
-    Memory does not grow with the length of a line.
+    That is what an earlier read has taken in, and what a kubelet serves twice: it opens a file anew
+    for each rotation that it hears of, late too. Memory does not grow with the length of a line.
     """
 
     def __init__(self, mark: Mark) -> None:
@@ -86,6 +89,16 @@ class LogReader:
         self._in_line = False
         self._skip = 0
         """Bytes of this line that were taken in before; -1: all of them."""
+        self._held: list[bytes] = []
+        """Lines that are younger than the mark, until it is known whether that lies behind them."""
+        self._held_size = 0
+        self._holds = False
+        """Whether this line is to be held."""
+        self._held_mark = mark
+        self._top = mark.stamp
+        """The youngest stamp that was taken in."""
+        self._near = False
+        """Whether it is but a line of the other stream that came late, or a file served again."""
         self.mark = mark
         self.first = ""
         """Stamp of the first line that was served."""
@@ -105,13 +118,20 @@ class LogReader:
         while at < size:
             if not self._in_line:
                 stop = self._take_whole_lines(data, at, kept)
-                at = stop if stop > at else self._read_stamp(data, at)
+                at = stop if stop > at else self._read_stamp(data, at, kept)
                 continue
             end = data.find(LINE_END, at)
             stop = size if end < 0 else end + 1
             self._take(view[at:stop], kept)
             self._in_line = end < 0
             at = stop
+        return b"".join(kept)
+
+    def finish(self) -> bytes:
+        """Return what was held of a log that was served to its end: its mark is not there."""
+        kept: list[bytes] = []
+        if self._held:
+            self._release(kept)
         return b"".join(kept)
 
     def _take_whole_lines(self, data: bytes, at: int, kept: list[bytes]) -> int:
@@ -123,54 +143,88 @@ class LogReader:
         if not self.settled or self._stamp or stop <= at:
             return at
         block = data[at:stop]
-        text, found = STAMPS.subn(b"", block)
-        if found != block.count(LINE_END):
+        _, *parts = STAMPS.split(block)
+        stamps = parts[0::2]
+        in_order = stamps == sorted(stamps) and stamps[:1] >= [self._top.encode()]
+        if len(stamps) != block.count(LINE_END) or not in_order:
             return at
-        last = block[block.rfind(LINE_END, 0, -1) + 1 :]
-        stamp, _, content = last.partition(b" ")
-        same = block.count(b"\n" + stamp + b" ") + block.startswith(stamp + b" ")
-        if same == found and stamp.decode() == self.mark.stamp:
+        last = stamps[-1]
+        stamp = last.rstrip(b" ").decode()
+        content = block[block.rfind(LINE_END, 0, -1) + 1 + len(last) :]
+        same = stamps.count(last)
+        if same == len(stamps) and stamp == self.mark.stamp:
             same += self.mark.same
-        self.first = self.first or block[: block.find(b" ")].decode()
-        self.mark = Mark(stamp.decode(), same, len(content))
-        kept.append(text)
+        self.first = self.first or stamps[0].rstrip(b" ").decode()
+        self.mark = Mark(stamp, same, len(content))
+        self._top = stamp
+        kept += parts[1::2]
         return stop
 
-    def _read_stamp(self, data: bytes, at: int) -> int:
+    def _read_stamp(self, data: bytes, at: int, kept: list[bytes]) -> int:
         end = data.find(b" ", at)
         stop = len(data) if end < 0 else end
         self._stamp += data[at : min(stop, at + LONGEST_STAMP)]
         if end < 0 and len(self._stamp) < LONGEST_STAMP:
             return stop
-        self._begin_line(bytes(self._stamp).decode("ascii", "replace"))
+        self._begin_line(bytes(self._stamp).decode("ascii", "replace"), kept)
         self._stamp.clear()
         return end + 1
 
-    def _begin_line(self, stamp: str) -> None:
+    def _begin_line(self, stamp: str, kept: list[bytes]) -> None:
         if not STAMP.match(stamp) or len(stamp) >= LONGEST_STAMP:
             # A kubelet that finds no log answers 200 with a sentence.
             raise NoLogError(stamp)
         self._in_line = True
         self.first = self.first or stamp
-        if not self.settled and self._lies_before(stamp):
-            return
-        self._skip = 0
-        same = self.mark.same + 1 if stamp == self.mark.stamp else 1
-        self.mark = Mark(stamp, same, 0)
+        self._skip, self._holds = 0, False
+        if self.settled and self._top and _order(stamp) < _order(self._top):
+            self._begin, self._held_mark, self._passed = self.mark, self.mark, 0
+            self.settled = False
+            self._near = moment(stamp) >= moment(self._top) - OUT_OF_ORDER
+        if self.settled or self._is_behind_mark(stamp, kept):
+            self.mark = _next_mark(self.mark, stamp)
+            self._top = max(self._top, stamp, key=_order) if self._top else stamp
 
-    def _lies_before(self, stamp: str) -> bool:
-        """Whether a line was taken in before, up to the mark at least."""
-        self._skip = -1
+    def _is_behind_mark(self, stamp: str, kept: list[bytes]) -> bool:
+        """Whether a line is new; if not it is passed over, or held until that is known."""
         if stamp == self._begin.stamp:
+            self._skip = -1
             self._passed += 1
             if self._passed == self._begin.same:
                 self.settled = True
                 self._skip = self._begin.taken
+                self._drop_held()
+            return False
+        if self._is_past(stamp):
+            self._release(kept)
             return True
-        if moment(stamp) <= moment(self._begin.stamp) + OUT_OF_ORDER:
-            return True
-        self.settled = self.rotated = True
+        if not self._near and moment(stamp) < moment(self._begin.stamp):
+            self._skip = -1
+        else:
+            self._holds = True
+            self._held_mark = _next_mark(self._held_mark, stamp)
         return False
+
+    def _is_past(self, stamp: str) -> bool:
+        """Whether the mark would have come before a line, were it there."""
+        if self._held_size > HELD_BYTES:
+            return True
+        if self._near:
+            return _order(stamp) > _order(self._top)
+        return moment(stamp) > moment(self._begin.stamp) + OUT_OF_ORDER
+
+    def _release(self, kept: list[bytes]) -> None:
+        """Take what was held: the log goes on in another file than that of the mark."""
+        self.settled = True
+        self.rotated |= not self._near
+        kept += self._held
+        self.mark = self._held_mark
+        self._drop_held()
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_size = 0
+        self._near = False
 
     def _take(self, piece: memoryview, kept: list[bytes]) -> None:
         if self._skip < 0:
@@ -179,10 +233,29 @@ class LogReader:
             passed = min(self._skip, len(piece))
             self._skip -= passed
             piece = piece[passed:]
-        if len(piece):
+        if not len(piece):
+            return
+        if self._holds:
+            self._held.append(bytes(piece))
+            self._held_size += len(piece)
+            self._held_mark = _longer(self._held_mark, len(piece))
+        else:
             kept.append(bytes(piece))
-            mark = self.mark
-            self.mark = Mark(mark.stamp, mark.same, mark.taken + len(piece))
+            self.mark = _longer(self.mark, len(piece))
+
+
+def _order(stamp: str) -> tuple[datetime, str]:
+    """By what stamps are compared: a time of Python's has no nanoseconds."""
+    return moment(stamp), stamp
+
+
+def _next_mark(mark: Mark, stamp: str) -> Mark:
+    """Where a line with that stamp begins."""
+    return Mark(stamp, mark.same + 1 if stamp == mark.stamp else 1, 0)
+
+
+def _longer(mark: Mark, size: int) -> Mark:
+    return Mark(mark.stamp, mark.same, mark.taken + size)
 
 
 def moment(stamp: str) -> datetime:
