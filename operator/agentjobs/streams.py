@@ -7,8 +7,8 @@ says where it ends in the container's log.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -197,12 +197,12 @@ class Streams(Generic[K]):
 
     async def names(self, path: str) -> Sequence[str]:
         """Names of the objects of a stream, in order."""
-        async with self._turns:
+        async with self._turns, self._told():
             return list(await self._store.names(path))
 
     async def get(self, path: str) -> bytes:
         """Read an object."""
-        async with self._turns:
+        async with self._turns, self._told():
             return await self._store.get(path)
 
     async def put(self, path: str, content: Callable[[], bytes]) -> None:
@@ -210,13 +210,19 @@ class Streams(Generic[K]):
 
         :raises StoreError: it is not known to be stored.
         """
-        async with self._turns:
+        async with self._turns, self._told():
             self._fence()
-            try:
-                await self._store.put(path, content())
-            except StoreError as error:
-                self._trouble = str(error)
-                raise
+            await self._store.put(path, content())
+
+    @asynccontextmanager
+    async def _told(self) -> AsyncIterator[None]:
+        """Keep what the store says, for those who wait for their output."""
+        try:
+            yield
+        except StoreError as error:
+            self._trouble = str(error)
+            raise
+        self._trouble = ""
 
     def hold(self, size: int) -> None:
         """Count bytes that wait to be stored, or negative ones that wait no more."""

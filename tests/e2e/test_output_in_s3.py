@@ -45,6 +45,11 @@ def server(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def readers(platform: Platform, server: S3Server) -> Iterator[Readers]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        # The bucket comes to be.
+        obstore.put(from_url(URL), "first", b"")
     words = [f"--from-literal={name}={value}" for name, value in server.environment.items()]
     platform.cluster.kubectl(
         "--namespace", NAMESPACE, "create", "secret", "generic", SECRET, *words

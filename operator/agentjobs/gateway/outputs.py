@@ -1,5 +1,6 @@
 """What tools printed, read from the store in pages: it survives the pod (R-OUTPUT)."""
 
+import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ from agentjobs.gateway.known import JobRecord
 from agentjobs.gateway.problems import try_later
 from agentjobs.store import MissingObjectError, OutputStore, StoreError
 
+log = logging.getLogger(__name__)
 NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
 CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
@@ -138,6 +140,7 @@ class Outputs:
         try:
             part = await self._read_on(record, which, (stream, offset), limit)
         except (StoreError, ValueError) as error:
+            log.warning("output of AgentJob %s cannot be read: %s", record.uid, error)
             raise try_later(
                 ProblemType.UNAVAILABLE, "the store of output does not answer", 5
             ) from error
