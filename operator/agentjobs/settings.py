@@ -123,7 +123,7 @@ class GatewaySettings:
     output_store: str = ""
     """URL of the store that output is kept in; empty: there is none to show."""
     max_reported_output_bytes: int = 64 * 1024 * 1024
-    """What one pod may hand in as output, beside what it prints."""
+    """What the pods of one job may hand in as output, beside what they print."""
     callbacks_allow: str = ""
     callbacks_insecure_loopback: bool = False
 

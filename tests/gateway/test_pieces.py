@@ -159,12 +159,15 @@ async def test_r_report_nothing_is_taken_that_is_not_stored(store: FailingStore)
     assert await refusal(pieces(None), 0, b"x") == ("OUTPUT_NOT_KEPT", None)
 
 
-async def test_r_report_output_of_a_pod_is_bounded(
+async def test_r_report_output_of_a_job_is_bounded(
     store: FailingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taker = pieces(store)
     assert await put(taker, 0, b"x" * MOST) == MOST
     assert await refusal(taker, MOST, b"x") == ("OUTPUT_FULL", None)
+    another = pieces(store, record(State.RUNNING, 2))
+    assert await refusal(another, 0, b"x") == ("OUTPUT_FULL", None)
+    await store.delete("u1")
     monkeypatch.setattr("agentjobs.gateway.pieces.MAX_PIECES", 2)
     small = Pod("team-a", "crawl-1-zzzzz", "pod-2")
     assert [await put(taker, at, b"x", small) for at in (0, 1)] == [1, 2]

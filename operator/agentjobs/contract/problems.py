@@ -46,7 +46,7 @@ class ProblemType(Enum):
         HTTPStatus.CONFLICT,
         "This is not where the output goes on",
     )
-    OUTPUT_FULL = "output-full", HTTPStatus.CONFLICT, "There is no more room for output of this pod"
+    OUTPUT_FULL = "output-full", HTTPStatus.CONFLICT, "There is no more room for output of this job"
     OUTPUT_NOT_KEPT = "output-not-kept", HTTPStatus.CONFLICT, "No output is kept here"
     NOT_ITS_POD = "not-its-pod", HTTPStatus.FORBIDDEN, "Only a job's own pods report for it"
     POD_NOT_KNOWN = "pod-not-known", HTTPStatus.SERVICE_UNAVAILABLE, "The pod is not known yet"

@@ -445,18 +445,32 @@ REPORTED_HEAD: Final = Head(Mark()).encode()
 """Of a piece that a tool handed in: there is no log that it stands in."""
 
 
-def reported_path(job_uid: str, attempt: int, index: int, pod_uid: str) -> str:
-    """Where the stream is that a pod hands in piece by piece."""
-    return f"{job_uid}/{REPORTED}/{stream_name(attempt, index, pod_uid)}"
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What the pods of a job have handed in, by the objects that there are."""
 
+    sizes: Mapping[str, int]
+    """Bytes of each piece, by `<stream>/<offset>`."""
 
-def reported_pieces(objects: Mapping[str, int]) -> dict[int, int]:
-    """Offsets and sizes of what a tool has handed in, in order.
+    @classmethod
+    def of(cls, objects: Mapping[str, int]) -> Self:
+        """Read names and sizes of the objects below a job's REPORTED."""
+        pieces = {name: size for name, size in objects.items() if name.rpartition("/")[2].isdigit()}
+        return cls({name: size - len(REPORTED_HEAD) for name, size in pieces.items()})
 
-    :param objects: names and sizes of the objects of its stream.
-    """
-    sizes = {int(name): size - len(REPORTED_HEAD) for name, size in objects.items()}
-    return dict(sorted(sizes.items()))
+    @property
+    def total(self) -> int:
+        """Bytes of all pods."""
+        return sum(self.sizes.values())
+
+    def kept(self, stream: str) -> int:
+        """Bytes of one stream: where it goes on."""
+        ends = (
+            int(name.removeprefix(f"{stream}/")) + size
+            for name, size in self.sizes.items()
+            if name.startswith(f"{stream}/")
+        )
+        return max(ends, default=0)
 
 
 def stream_name(attempt: int, index: int, pod_uid: str) -> str:

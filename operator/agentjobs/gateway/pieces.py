@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from weakref import WeakValueDictionary
 
 from agentjobs.contract.calls import OutputKept
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.output import (
+    REPORTED,
     REPORTED_HEAD,
+    Reported,
     chunk_name,
-    reported_path,
-    reported_pieces,
+    stream_name,
 )
 from agentjobs.gateway.known import JobRecord
 from agentjobs.gateway.pods import JobsOfPods
@@ -21,7 +21,7 @@ from agentjobs.store import OutputStore, StoreError
 
 log = logging.getLogger(__name__)
 MAX_PIECES = 4096
-"""Of one pod: each is an object, and all of them are listed for the next one."""
+"""Of one job: each is an object, and all of them are listed for the next one."""
 
 
 class Pieces:
@@ -30,7 +30,7 @@ class Pieces:
     def __init__(self, pods: JobsOfPods, store: OutputStore | None, most: int) -> None:
         """Prepare.
 
-        :param most: bytes that one pod may hand in.
+        :param most: bytes that the pods of one job may hand in.
         """
         self._pods = pods
         self._store = store
@@ -49,22 +49,25 @@ class Pieces:
             raise ProblemError(
                 ProblemType.OUTPUT_NOT_KEPT, "print it; the platform has set no store up"
             )
-        path = reported_path(record.uid, record.attempt, _index(record, pod), pod.uid)
+        stream = stream_name(record.attempt, _index(record, pod), pod.uid)
         # A tool that has given up on an answer sends the rest together, while the first is written.
-        turn = self._turns.setdefault(path, asyncio.Lock())
+        turn = self._turns.setdefault(record.uid, asyncio.Lock())
         async with turn:
             try:
-                return await self._keep(self._store, path, offset, content)
+                return await self._keep(self._store, record.uid, stream, offset, content)
             except (StoreError, ValueError) as error:
                 log.warning("a piece of output cannot be stored: %s", error)
                 raise try_later(ProblemType.UNAVAILABLE, "the store does not answer", 5) from error
 
-    async def _keep(self, store: OutputStore, path: str, offset: int, content: bytes) -> OutputKept:
-        pieces = reported_pieces(await store.names(path))
-        kept = max((at + size for at, size in pieces.items()), default=0)
-        name = f"{path}/{chunk_name(offset)}"
+    async def _keep(
+        self, store: OutputStore, job_uid: str, stream: str, offset: int, content: bytes
+    ) -> OutputKept:
+        below = f"{job_uid}/{REPORTED}"
+        reported = Reported.of(await store.names(below))
+        kept, name = reported.kept(stream), f"{stream}/{chunk_name(offset)}"
         if offset != kept:
-            if pieces.get(offset) == len(content) and await store.get(name) == _piece(content):
+            same = reported.sizes.get(name) == len(content)
+            if same and await store.get(f"{below}/{name}") == _piece(content):
                 # The answer to it was lost.
                 return OutputKept(offset=kept)
             raise ProblemError(
@@ -72,20 +75,20 @@ class Pieces:
                 f"{kept} bytes are kept; send what follows, or the last piece as it was",
                 offset=kept,
             )
-        self._check_room(pieces, kept + len(content))
+        self._check_room(reported, len(content))
         if content:
-            await store.put(name, _piece(content))
+            await store.put(f"{below}/{name}", _piece(content))
         return OutputKept(offset=offset + len(content))
 
-    def _check_room(self, pieces: Mapping[int, int], size: int) -> None:
-        if size > self._most:
+    def _check_room(self, reported: Reported, more: int) -> None:
+        if reported.total + more > self._most:
             raise ProblemError(
-                ProblemType.OUTPUT_FULL, f"at most {self._most} bytes of one pod are kept"
+                ProblemType.OUTPUT_FULL, f"at most {self._most} bytes of one job are kept"
             )
-        if len(pieces) >= MAX_PIECES:
+        if len(reported.sizes) >= MAX_PIECES:
             raise ProblemError(
                 ProblemType.OUTPUT_FULL,
-                f"at most {MAX_PIECES} pieces of one pod are kept; send larger ones",
+                f"at most {MAX_PIECES} pieces of one job are kept; send larger ones",
             )
 
 
