@@ -73,6 +73,44 @@ def test_r_ttl_of_the_pods_of_a_finished_job_it_is_known_that_they_are_there() -
     assert cache._remains == {}
 
 
+def waits(
+    name: str, *others: str, at: int = 0, state: str = "", version: int = 1
+) -> dict[str, Any]:
+    body = agentjob(f"uid-{name}", version, state=state, dependsOn=[{"name": n} for n in others])
+    body["metadata"] |= {"name": name, "creationTimestamp": f"2026-01-01T00:00:{at:02}Z"}
+    return body
+
+
+def test_r_depends_the_youngest_of_a_ring_has_closed_it() -> None:
+    cache = Cache()
+    for number, (name, other) in enumerate((("a", "c"), ("b", "a"), ("d", "a"))):
+        cache.put_agentjob(waits(name, other, at=number))
+        assert cache.find_rings() == []
+    cache.put_agentjob(waits("c", "b", at=5))
+    assert cache.find_rings() == [Key(NS, "c")]
+    assert cache.ring(Key(NS, "c")) == ("c", "b", "a")
+    assert [cache.ring(Key(NS, name)) for name in "abd"] == [(), (), ()]
+    # It is found again as long as it is there, and not when it is broken.
+    assert cache.find_rings() == [Key(NS, "c")]
+    cache.put_agentjob(waits("c", "b", at=5, state="done", version=2))
+    assert (cache.find_rings(), cache.ring(Key(NS, "c"))) == ([], ())
+    assert (cache._rings, cache._unlinked) == ({}, set())
+
+
+def test_r_depends_a_list_in_any_order_shows_all_rings() -> None:
+    """Those too that share a job: the second shows when the first is broken."""
+    cache = Cache()
+    for body in (waits("c", "a", at=3), waits("a", "b", "c", at=1), waits("b", "a", at=2)):
+        cache.put_agentjob(body)
+    ended = []
+    for _ in range(2):
+        (closer, *_) = cache.find_rings()
+        ended.append(closer.name)
+        cache.put_agentjob(waits(closer.name, "a", state="done", version=2))
+    assert sorted(ended) == ["b", "c"]
+    assert cache.find_rings() == []
+
+
 def pod(uid: str, version: int, *, of: str = "j1", phase: str = "Running") -> dict[str, Any]:
     labels = {"labels": {"agentjobs.dev/job": "a"}}
     return {
@@ -337,9 +375,14 @@ def test_r_slots_are_counted_from_the_agentjobs() -> None:
     assert slots(cache, "early") == (1, 0)
     assert slots(cache, "new") == (1, 1)
     assert slots(cache, "late") == (1, 2)
-    assert cache.next_in_line(TOOL) == [Key(NS, "early")]
+    moves_up = [Key(NS, "early"), Key(NS, "new"), Key(NS, "late")]
+    assert cache.next_in_line(TOOL) == moves_up
+    for number in range(9):
+        cache.put_agentjob(user(f"later-{number}", 9, at=10, **IN_LINE))
+    assert cache.next_in_line(TOOL)[:3] == moves_up
+    assert len(cache.next_in_line(TOOL)) == 4, "not all who wait, when one may begin"
     cache.drop_agentjob(Key(NS, "runs"), "u-runs")
-    assert cache.next_in_line(TOOL) == [Key(NS, "early"), Key(NS, "new")]
+    assert len(cache.next_in_line(TOOL)) == 5
 
 
 def test_r_slots_a_claim_counts_while_it_is_being_written() -> None:

@@ -7,6 +7,7 @@ finished records are then a few tens of megabytes.
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from agentjobs import codec
@@ -14,10 +15,12 @@ from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import API_VERSION, LABEL_JOB
 from agentjobs.domain.children import JobView
+from agentjobs.domain.gates import EXACT_PLACES
 from agentjobs.domain.nodes import NodeView
 from agentjobs.domain.observed import DependencySeen, Remains, SlotsSeen
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.questions import QuestionView
+from agentjobs.domain.rings import find_rings
 
 KEPT_METADATA = (
     "name",
@@ -56,6 +59,9 @@ class Record:
     """Whether nothing but a slot keeps it from beginning, as far as is known."""
     came: tuple[str, str, str]
     """Its place in a line: creation time, namespace, name."""
+    state: str
+    waits_for: tuple[str, ...]
+    """Names of AgentJobs that it depends on, as long as it has not begun."""
 
     def parse(self) -> AgentJob:
         """Return it as a model.
@@ -81,6 +87,10 @@ class Cache:
         self._dependents: dict[Key, set[Key]] = {}
         self._users: dict[Key, set[Key]] = {}
         self._claiming: set[Key] = set()
+        self._unlinked: set[Key] = set()
+        """AgentJobs with dependencies that were not looked at for rings yet."""
+        self._rings: dict[Key, tuple[Key, ...]] = {}
+        """By the AgentJob that has closed it, which comes first."""
         self.nodes: dict[str, NodeView] = {}
 
     # --- AgentJobs
@@ -101,8 +111,9 @@ class Cache:
             spec.pop("arguments", None)
             if "template" in spec:
                 spec["template"] = {}
-        for dependency in spec.get("dependsOn") or ():
-            self._dependents.setdefault(Key(key.namespace, dependency["name"]), set()).add(key)
+        names = tuple(each["name"] for each in spec.get("dependsOn") or ())
+        for name in names:
+            self._dependents.setdefault(Key(key.namespace, name), set()).add(key)
         kept = {
             "metadata": {field: meta[field] for field in KEPT_METADATA if field in meta},
             "spec": spec,
@@ -121,7 +132,11 @@ class Cache:
             claimed=claimed,
             in_line=not claimed and not spec.get("stop") and waits_for in {None, "slot"},
             came=(meta["creationTimestamp"], key.namespace, key.name),
+            state=status.get("state") or "",
+            waits_for=() if finished or claimed else names,
         )
+        if names and (known is None or known.uid != record.uid):
+            self._unlinked.add(key)
         if record.tool and not finished:
             self._users.setdefault(record.tool, set()).add(key)
         self._keys[meta["uid"]] = key
@@ -135,6 +150,8 @@ class Cache:
         if record and record.uid == uid:
             self._leave(key)
             self.release(key)
+            self._unlinked.discard(key)
+            self._rings.pop(key, None)
             del self.records[key]
             for dependency in codec.loads(record.body)["spec"].get("dependsOn") or ():
                 self._forget_dependent(Key(key.namespace, dependency["name"]), key)
@@ -172,9 +189,45 @@ class Cache:
                     exists=record is not None,
                     finished=record is not None and record.finished,
                     succeeded=record is not None and record.succeeded,
+                    state=record.state if record else "",
                 )
             )
         return tuple(seen)
+
+    def find_rings(self) -> list[Key]:
+        """Look for rings that new AgentJobs have closed; return who of each has closed it.
+
+        That is the youngest, by the time of its creation and then by its name.
+        """
+        # A ring goes through its newest member, for which another must wait.
+        starts = [key for key in self._unlinked if self._dependents.get(key)]
+        self._unlinked.clear()
+        found = []
+        for ring in find_rings(starts, self._waits_for):
+            youngest = max(range(len(ring)), key=lambda place: self.records[ring[place]].came)
+            closer = ring[youngest]
+            self._rings[closer] = (*ring[youngest:], *ring[:youngest])
+            # They may be part of another ring too, which shows when this one is broken.
+            self._unlinked |= set(ring) - {closer}
+            found.append(closer)
+        return found
+
+    def ring(self, key: Key) -> tuple[str, ...]:
+        """Names of the ring that an AgentJob has closed, itself first; empty if it has none."""
+        ring = self._rings.get(key, ())
+        if not all(self._waits(a, b) for a, b in pairwise((*ring, *ring[:1]))):
+            del self._rings[key]
+            return ()
+        return tuple(each.name for each in ring)
+
+    def _waits(self, key: Key, other: Key) -> bool:
+        record = self.records.get(key)
+        return record is not None and other.name in record.waits_for
+
+    def _waits_for(self, key: Key) -> list[Key]:
+        record = self.records.get(key)
+        names = record.waits_for if record else ()
+        return [Key(key.namespace, name) for name in names]
 
     # --- slots of tools
 
@@ -201,7 +254,7 @@ class Cache:
         return SlotsSeen(taken=len(taken), ahead=0 if key in self._claiming else ahead)
 
     def next_in_line(self, tool: Key | None) -> list[Key]:
-        """AgentJobs that a free slot of a tool is for."""
+        """AgentJobs that a free slot of a tool is for, and the next ones, who move up."""
         limit = self._limit(tool) if tool else None
         if tool is None or limit is None:
             return []
@@ -210,7 +263,8 @@ class Cache:
         if free <= 0:
             return []
         waiting = (user for user in users if self.records[user].in_line and not self._holds(user))
-        return heapq.nsmallest(free, waiting, key=lambda user: self.records[user].came)
+        told = free + EXACT_PLACES
+        return heapq.nsmallest(told, waiting, key=lambda user: self.records[user].came)
 
     def in_line(self, tool: Key) -> list[Key]:
         """All that wait for a slot of a tool, or were not looked at yet."""

@@ -82,6 +82,10 @@ class Feed:
         self._wake(self._cache.dependents(key))
         self._wake(self._cache.next_in_line(self._cache.records[key].tool))
 
+    def look_for_rings(self) -> None:
+        """Wake whoever has come to wait for itself by a ring of dependencies (R-DEPENDS)."""
+        self._wake(self._cache.find_rings())
+
     def agentjob_gone(self, key: Key, uid: str) -> None:
         """Forget a deleted AgentJob; who waited for it, or for its slot, is woken."""
         record = self._cache.records.get(key)
@@ -169,6 +173,9 @@ def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
         async def handler(event: Any, resource: kopf.Resource, **_: Any) -> None:
             feed.follow(resource.plural, event["type"])
             into(dict(event["object"]), gone=event["type"] == DELETED)
+            if event["type"] is not None:
+                # Lists are looked at as a whole.
+                feed.look_for_rings()
 
         return handler
 

@@ -230,6 +230,7 @@ class Passes:
             refusal=looked_up.refusal if looked_up else None,
             refusal_known=looked_up is not None and now < looked_up.at + lately,
             dependencies=self._cache.dependencies(job),
+            ring=self._cache.ring(Key(meta.namespace, meta.name)),
             awaited=self._cache.is_awaited(Key(meta.namespace, meta.name)),
             slots=self._cache.slots(Key(meta.namespace, meta.name)),
             questions=self._cache.questions(meta.uid),

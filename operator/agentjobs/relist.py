@@ -91,6 +91,7 @@ class Relist:
             if uid not in seen and at <= version:
                 self._missed("AgentJob", key.name)
                 self._feed.agentjob_gone(key, uid)
+        self._feed.look_for_rings()
 
     async def _list(
         self, resource: Resource, take: Callable[[dict[str, Any]], None], kind: str = ""

@@ -235,6 +235,7 @@ def test_rules_of_agentjob() -> None:
         "deadlineSeconds can only be lowered",
     ]
     assert found[""][1:] == [
+        "a job cannot depend on itself",
         "the job is over; its end cannot be changed",
         "the job is over; when and why it ended cannot be changed",
         "a job that is over has a finishedAt",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentjobs.api.names import State, WaitingCode
+from agentjobs.api.names import CauseCode, State, WaitingCode
 from agentjobs.domain.observed import DependencySeen, SlotsSeen
 from agentjobs.domain.plan import CreateJob, DeleteAgentJob
 from agentjobs.domain.reconcile import decide
@@ -38,6 +38,77 @@ def test_r_slots_first_come_first_served(
     assert bool([a for a in plan.actions if isinstance(a, CreateJob)]) is begins
     assert (plan.status.waiting.code is WaitingCode.SLOT) is not begins
     assert bool(plan.status.attempts) is begins, "nothing is claimed without a slot"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "place"),
+    [
+        (0, "next in line"),
+        (1, "1 before"),
+        (3, "3 before"),
+        (4, "more than 3 before"),
+        (11, "more than 10 before"),
+        (100, "more than 30"),
+        (101, "more than 100"),
+        (9999, "more than 3000"),
+    ],
+)
+def test_r_slots_who_waits_is_told_the_place_in_the_line(ahead: int, place: str) -> None:
+    """Roughly where it is far: each change is a write."""
+    message = decided(1, SlotsSeen(taken=1, ahead=ahead)).status.waiting.message
+    assert place in message
+    assert "at most 1 at once" in message
+
+
+def waiting_on(*others: DependencySeen, condition: str = "Succeeded", **more: Any) -> Any:
+    needs = [{"name": each.name, "condition": condition} for each in others]
+    spec = {"toolRef": REF, "dependsOn": needs, **more.pop("spec", {})}
+    job = an_agentjob(**spec)
+    return decide(observed(job, now=1, tool=a_tool(), dependencies=others, **more)).status
+
+
+DONE = DependencySeen("done", exists=True, finished=True, succeeded=True, state="done")
+LOST = DependencySeen("lost", exists=True, finished=True, state="cancelled")
+BUSY = DependencySeen("busy", exists=True, state="running")
+ABSENT = DependencySeen("absent")
+
+
+def test_r_depends_a_dependency_that_failed_ends_a_job_at_once_whatever_else_it_waits_for() -> None:
+    """And says which, and how that ended."""
+    for status in (waiting_on(BUSY, LOST), waiting_on(LOST, spec={"suspend": True})):
+        assert (status.state, status.cause.code) == (State.FAILED, CauseCode.DEPENDENCY_FAILED)
+        assert "AgentJob lost is cancelled" in status.cause.message
+        assert (status.cause.ran, status.attempts) == (False, None)
+
+
+def test_r_depends_a_job_that_wants_another_over_goes_on_however_it_ended() -> None:
+    assert waiting_on(LOST, DONE, condition="Finished").attempts
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [((DONE, BUSY), "waits for AgentJob busy to end"), ((ABSENT,), "absent, which does not exist")],
+)
+def test_r_depends_what_a_job_waits_for_is_said(
+    others: tuple[DependencySeen, ...], words: str
+) -> None:
+    waiting = waiting_on(*others).waiting
+    assert waiting.code is WaitingCode.DEPENDENCY
+    assert words in waiting.message
+
+
+def test_r_depends_who_closes_a_ring_ends_and_names_it() -> None:
+    status = waiting_on(BUSY, ring=("nightly-index", "busy", "third"))
+    assert (status.state, status.cause.code) == (State.FAILED, CauseCode.INVALID_SPEC)
+    ring = "nightly-index waits for busy waits for third waits for nightly-index"
+    assert status.cause.message.endswith(ring)
+
+
+def test_r_depends_a_long_ring_is_named_as_far_as_there_is_room() -> None:
+    names = tuple(f"{'n' * 20}-{n:03}" for n in range(150))
+    message = waiting_on(BUSY, ring=names).cause.message
+    assert len(message) <= 256
+    assert "145 more" in message or message.endswith("…")
 
 
 def test_r_slots_who_waits_for_another_gate_is_not_in_line() -> None:

@@ -480,6 +480,12 @@ class AgentJob(Model):
         json_schema_extra=held_to(
             name_rule("pods and labels carry it"),
             cel(
+                "!has(self.spec.dependsOn) || "
+                "self.spec.dependsOn.all(each, each.name != self.metadata.name)",
+                "a job cannot depend on itself",
+                field="spec.dependsOn",
+            ),
+            cel(
                 f"!{ENDED.format('oldSelf')} || (has(self.status) && has(self.status.state) && "
                 "self.status.state == oldSelf.status.state)",
                 "the job is over; its end cannot be changed",

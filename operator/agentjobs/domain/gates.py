@@ -1,12 +1,18 @@
 """What must be open before a job may begin. GATES is their order; the first closed one is shown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentjobs.api.agentjob import DependencyCondition, Ending, Waiting
-from agentjobs.api.names import CauseCode, WaitingCode
+from agentjobs.api.names import CAUSE_MESSAGE_CHARACTERS, CauseCode, WaitingCode
 from agentjobs.domain.accept import Accepted
 from agentjobs.domain.observed import Observed
+from agentjobs.domain.texts import cut
+
+LONGEST_RING = 6
+"""Names of a ring that are spelt out."""
+EXACT_PLACES = 3
+ROUGH_PLACES = (3, 10, 30, 100, 300, 1000, 3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +35,34 @@ def suspended(seen: Observed, accepted: Accepted) -> Closed | None:
 
 
 def dependencies(seen: Observed, _accepted: Accepted) -> Closed | None:
-    """Hold the job until what it depends on has ended; that is not asked again."""
+    """Hold the job until what it depends on has ended; that is not asked again (R-DEPENDS)."""
     if seen.job.status.attempts:
         return None
+    if seen.ring:
+        message = cut(f"dependencies form a ring: {_ring(seen.ring)}", CAUSE_MESSAGE_CHARACTERS)
+        return Closed(ending=Ending(code=CauseCode.INVALID_SPEC, message=message, at=seen.now))
+    waits: Closed | None = None
     wanted = {d.name: d.condition for d in seen.job.spec.depends_on or ()}
     for other in seen.dependencies:
         succeed = wanted.get(other.name) is DependencyCondition.SUCCEEDED
         if other.finished and (other.succeeded or not succeed):
             continue
         if other.finished:
-            message = f"AgentJob {other.name} did not succeed, and this job depends on it"
+            message = f"AgentJob {other.name} is {other.state}, and this job needs it done"
             failed = Ending(code=CauseCode.DEPENDENCY_FAILED, message=message, at=seen.now)
             return Closed(ending=failed)
-        state = "to end" if other.exists else "to be created"
-        message = f"waits for AgentJob {other.name} {state}"
-        return Closed(waiting=Waiting(code=WaitingCode.DEPENDENCY, message=message))
-    return None
+        state = "to end" if other.exists else ", which does not exist"
+        message = f"waits for AgentJob {other.name} {state}".replace(" ,", ",")
+        waits = waits or Closed(waiting=Waiting(code=WaitingCode.DEPENDENCY, message=message))
+    return waits
+
+
+def _ring(names: Sequence[str]) -> str:
+    """A ring as a chain that comes back, the middle of a long one left out."""
+    if len(names) > LONGEST_RING:
+        left_out = f"… {len(names) - LONGEST_RING} more …"
+        names = (*names[: LONGEST_RING - 1], left_out, names[-1])
+    return " waits for ".join((*names, names[0]))
 
 
 def slot(seen: Observed, _accepted: Accepted) -> Closed | None:
@@ -56,8 +74,18 @@ def slot(seen: Observed, _accepted: Accepted) -> Closed | None:
     if limit is None or seen.job.status.attempts or seen.slots.taken + seen.slots.ahead < limit:
         return None
     tool = f"tool {seen.tool.metadata.name}" if seen.tool else "the tool"
-    message = f"waits for a slot: {tool} runs at most {limit} at once (spec.maxConcurrent)"
+    message = (
+        f"waits for a slot: {tool} runs at most {limit} at once (spec.maxConcurrent); "
+        f"{_place(seen.slots.ahead)}"
+    )
     return Closed(waiting=Waiting(code=WaitingCode.SLOT, message=message))
+
+
+def _place(ahead: int) -> str:
+    """A place in a line, the more roughly the longer it is: each change of it is a write."""
+    if ahead <= EXACT_PLACES:
+        return "next in line" if ahead == 0 else f"{ahead} before it"
+    return f"more than {max(size for size in ROUGH_PLACES if size < ahead)} before it"
 
 
 GATES: tuple[Gate, ...] = (suspended, dependencies, slot)
@@ -65,5 +93,7 @@ GATES: tuple[Gate, ...] = (suspended, dependencies, slot)
 
 
 def closed_gate(seen: Observed, accepted: Accepted) -> Closed | None:
-    """The first gate that is closed, if one is."""
-    return next((found for gate in GATES if (found := gate(seen, accepted))), None)
+    """The first gate that is closed for good, else the first that is closed."""
+    closed = [found for gate in GATES if (found := gate(seen, accepted))]
+    ends = (each for each in closed if each.ending)
+    return next(ends, closed[0] if closed else None)

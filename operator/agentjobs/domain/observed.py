@@ -79,6 +79,7 @@ class DependencySeen:
     exists: bool = False
     finished: bool = False
     succeeded: bool = False
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,9 @@ class Observed:
     refusal_known: bool = False
     """Whether there is a refusal was looked up so lately that it need not be asked again."""
     dependencies: tuple[DependencySeen, ...] = ()
+    ring: tuple[str, ...] = ()
+    """Names of AgentJobs that wait for each other, this one first, each for the next and the last
+    for this one: the ring that this one has closed. Empty: it has closed none."""
     awaited: bool = False
     """Whether others that depend on this one have not begun yet, and have to see its end."""
     slots: SlotsSeen = field(default_factory=SlotsSeen)
