@@ -230,6 +230,9 @@ class Record:
         try:
             stream.request("GET", f"{path_of(kind, '')}?{query}")
             with stream.getresponse() as answer:
+                if answer.status >= 400:
+                    # Without its etcd, or just started, it refuses in one document: no event.
+                    raise RefusedError(f"{answer.status}: a watch of {kind}")
                 while line := answer.readline():
                     yield json.loads(line)
         finally:
