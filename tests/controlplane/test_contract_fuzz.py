@@ -39,7 +39,7 @@ from tests.wire import Wire
 pytestmark = pytest.mark.controlplane
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
-EXAMPLES = 100 if SOAK else 12
+EXAMPLES = 100 if SOAK else 4
 """Cases of schemathesis for each operation, beside those that its coverage phase makes."""
 FUZZ = Path(sys.prefix) / "fuzz"
 """Where `make setup` installs schemathesis."""
