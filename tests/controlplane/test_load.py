@@ -1,10 +1,11 @@
 """Many jobs, counted: what one costs, and that none runs twice when the leader dies."""
 
 import os
+import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ SMALL, LARGE = 150, 1000
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 NAMESPACE = "load"
 WRITES_PER_JOB = 4.0
+PASSES_PER_JOB, PASSES_PER_LINK = 30, 10
 BESIDE = {"events", "leases", "secrets", "configmaps"}
 """Requests that are no part of a job's own way."""
 
@@ -63,8 +65,20 @@ def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
 class Crowd:
     """AgentJobs of one namespace that all run to their end on fake nodes."""
 
-    def __init__(self, plane: ControlPlane, record: Record, namespace: str, count: int) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        record: Record,
+        namespace: str,
+        count: int,
+        needs: Callable[[int], Iterable[int]] = lambda _: (),
+    ) -> None:
+        """Prepare.
+
+        :param needs: the numbers of the jobs that one waits for, by its own.
+        """
         self.namespace = namespace
+        self._needs = needs
         self.names = [f"job-{number}" for number in range(count)]
         self._plane = plane
         self._record = record
@@ -126,9 +140,23 @@ class Crowd:
                 "apiVersion": "agentjobs.dev/v1alpha1",
                 "kind": "AgentJob",
                 "metadata": {"name": name, "namespace": self.namespace},
-                "spec": {"template": template()},
+                "spec": {"template": template(), **self._depends_on(name)},
             }
         )
+
+    def _depends_on(self, name: str) -> Document:
+        needs = [{"name": f"job-{each}"} for each in self._needs(int(name.rpartition("-")[2]))]
+        return {"dependsOn": needs} if needs else {}
+
+    def assert_in_order(self) -> None:
+        """No tool began before what it waits for had ended."""
+        jobs = {
+            job["metadata"]["name"]: job["status"]
+            for job in self._record.all("AgentJob", self.namespace)
+        }
+        for number, name in enumerate(self.names):
+            for other in self._needs(number):
+                assert jobs[f"job-{other}"]["finishedAt"] <= jobs[name]["startedAt"], (name, other)
 
 
 def has_started(operator: OperatorProcess, starts: int) -> bool:
@@ -187,6 +215,77 @@ def test_rule_r_claim_a_leader_that_is_killed_ten_times_makes_nothing_twice(
     plane: ControlPlane, record: Record, operator: OperatorProcess
 ) -> None:
     die_and_go_on(plane, record, operator, count=LARGE, kills=10)
+
+
+def fan_in(count: int) -> Callable[[int], Iterable[int]]:
+    """The first waits for all others."""
+    return lambda number: () if number else range(1, count)
+
+
+def chain(_: int) -> Callable[[int], Iterable[int]]:
+    """Each waits for the one that is created after it."""
+    return lambda number: (number - 1,) if number else ()
+
+
+def at_random(count: int) -> Callable[[int], Iterable[int]]:
+    """Each waits for up to three others, created before or after it; there is no ring."""
+    chance = random.Random(count)  # noqa: S311 - no secret
+    rank = chance.sample(range(count), count)
+    place = sorted(range(count), key=rank.__getitem__)
+    picks = {
+        number: {place[chance.randrange(rank[number])] for _ in range(chance.randint(0, 3))}
+        if rank[number]
+        else set()
+        for number in range(count)
+    }
+    return lambda number: sorted(picks[number])
+
+
+SHAPES = [
+    pytest.param(fan_in, 20, id="fan-in of 20"),
+    pytest.param(chain, 8, id="chain of 8"),
+    pytest.param(at_random, 60, id="60 at random"),
+]
+LARGE_SHAPES = [
+    pytest.param(fan_in, 500, id="fan-in of 500"),
+    pytest.param(chain, 200, id="chain of 200"),
+    pytest.param(at_random, 625, id="625 at random"),
+    pytest.param(at_random, 5000, id="5000 at random"),
+]
+
+
+@pytest.mark.controlplane
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("shape", "count"), LARGE_SHAPES if SOAK else SHAPES)
+def test_rule_r_depends_waiting_costs_as_much_as_what_changes(
+    plane: ControlPlane,
+    record: Record,
+    operator: OperatorProcess,
+    shape: Callable[[int], Callable[[int], Iterable[int]]],
+    count: int,
+) -> None:
+    """Requests and passes grow with the jobs and with what they wait for, not faster."""
+    needs = shape(count)
+    namespace = f"{NAMESPACE}-{shape.__name__.replace('_', '-')}-{count}"
+    crowd = Crowd(plane, record, namespace, count, needs)
+    before = operator.metric("agentjobs_passes_total", outcome="ok")
+    began = time.monotonic()
+    crowd.create()
+    crowd.until_over(count, 1000)
+    took = time.monotonic() - began
+    passes = operator.metric("agentjobs_passes_total", outcome="ok") - before
+    requests = crowd.requests()
+    crowd.assert_all_ran_once(requests)
+    crowd.assert_in_order()
+    links = sum(len(list(needs(number))) for number in range(count))
+    counts = own_requests(requests)
+    costs = f"{sum(counts.values()) / count:.2f} requests and {passes / count:.1f} passes a job"
+    sys.stdout.write(f"\n{count} jobs, {links} dependencies, {took:.0f} s: {costs}\n")
+    sys.stdout.write(f"{audit.table(counts, count)}\n")
+    # One more write for each: that it waits, and for whom it still does.
+    assert sum(counts.values()) <= (WRITES_PER_JOB + 1) * count + links
+    if operator.starts <= 1:
+        assert passes <= PASSES_PER_JOB * count + PASSES_PER_LINK * links
 
 
 def die_and_go_on(

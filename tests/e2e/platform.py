@@ -168,7 +168,11 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 # All pods stay on one node, so they can share a volume of it whatever its modes say.
-VOLUME = {"persistence": {"enabled": True, "accessModes": ["ReadWriteMany"], "size": "2Gi"}}
+VOLUME = {
+    "persistence": {"enabled": True, "accessModes": ["ReadWriteMany"], "size": "2Gi"},
+    # Long enough for a test that looks at its pods.
+    "podRetentionSeconds": 60,
+}
 
 
 def install(
