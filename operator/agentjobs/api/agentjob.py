@@ -23,6 +23,7 @@ from agentjobs.api.base import (
 from agentjobs.api.names import (
     CAUSE_MESSAGE_CHARACTERS,
     INLINE_RESULT_BYTES,
+    MAX_DEPENDENCIES,
     MAX_DURATION_SECONDS,
     SUMMARY_CHARACTERS,
     TERMINAL_STATES,
@@ -195,7 +196,10 @@ class AgentJobSpec(Model):
     """Seconds that may pass from the creation of the Job until its tool container starts. Absent:
     only deadlineSeconds counts."""
     depends_on: (
-        Annotated[tuple[Dependency, ...], Field(max_length=32, json_schema_extra=keyed_by("name"))]
+        Annotated[
+            tuple[Dependency, ...],
+            Field(max_length=MAX_DEPENDENCIES, json_schema_extra=keyed_by("name")),
+        ]
         | None
     ) = None
     """AgentJobs of this namespace that must end before this one begins."""

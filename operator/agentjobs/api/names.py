@@ -40,6 +40,8 @@ REPORT_AUDIENCE: Final = "agentjobs-report"
 """Audience of the pod's token; it is valid for the report API and nothing else."""
 ENV_ARGUMENT_PREFIX: Final = "AGENTJOBS_ARG_"
 
+MAX_DEPENDENCIES: Final = 512
+"""How many others a job may wait for."""
 MAX_DURATION_SECONDS: Final = 366 * 24 * 3600
 """No duration of ours is longer; the API server refuses it."""
 STATUS_BUDGET_BYTES: Final = 8 * 1024

@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from agentjobs.api.names import (
     CAUSE_MESSAGE_CHARACTERS,
+    MAX_DEPENDENCIES,
     MAX_DURATION_SECONDS,
     SUMMARY_CHARACTERS,
     CauseCode,
@@ -16,7 +17,6 @@ from agentjobs.api.names import (
     WaitingCode,
 )
 
-MAX_DEPENDENCIES: Final = 32
 MAX_STATUS_BYTES: Final = 1024
 """The answer to `GET /v1/jobs/{job_id}` is never larger."""
 LABEL: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
