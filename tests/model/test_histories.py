@@ -17,7 +17,7 @@ from tests.model.machine import Histories
 from tests.model.stage import total
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
-COUNT = int(os.environ.get("AGENTJOBS_HISTORIES") or (2000 if SOAK else 250))
+COUNT = int(os.environ.get("AGENTJOBS_HISTORIES") or (2000 if SOAK else 300))
 FAULTS = (
     "conflicts",
     "crashes",
