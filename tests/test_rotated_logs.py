@@ -180,6 +180,7 @@ async def keep(log: Log, tool: Coroutine[Any, Any, None]) -> Outcome:
         over=lambda _: log.over,
         fence=lambda: None,
         patience=10.0,
+        store_patience=10.0,
     )
     streams.follow("key", SOURCE)
     kubelet = asyncio.create_task(log.rotate())

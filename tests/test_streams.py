@@ -128,6 +128,7 @@ class Stage:
             over=lambda source: self.containers[source.pod].over,
             fence=self.fence,
             patience=PATIENCE,
+            store_patience=0.2,
         )
         self.made.append(streams)
         return streams
@@ -181,7 +182,7 @@ async def archived(
 
 @pytest.fixture
 async def stage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    for name, seconds in (("FIRST_PAUSE", 0.01), ("LARGEST_PAUSE", 0.05), ("STORE_SECONDS", 0.2)):
+    for name, seconds in (("FIRST_PAUSE", 0.01), ("LARGEST_PAUSE", 0.05)):
         monkeypatch.setattr(module, name, seconds)
     stage = Stage(FaultyStore.open(store_url))
     yield stage

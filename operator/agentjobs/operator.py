@@ -153,6 +153,7 @@ class Operator:
             over=self._is_over,
             fence=self._lease.fence,
             patience=self._settings.log_patience_seconds,
+            store_patience=self._settings.store_patience_seconds,
         )
 
     def _is_over(self, source: Source) -> bool:
@@ -168,6 +169,7 @@ class Operator:
             grace_ceiling=self._settings.grace_ceiling_seconds,
             node_lost=self._settings.node_lost_seconds,
             linger=self._settings.linger_seconds,
+            store_patience=self._settings.store_patience_seconds,
             pod_retention=self._settings.pod_retention_seconds,
             destinations=destinations,
             gateway_url=self._settings.gateway_url,

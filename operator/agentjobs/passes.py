@@ -75,8 +75,6 @@ from agentjobs.streams import Source, Streams
 
 log = logging.getLogger(__name__)
 READS_PER_PASS = 3
-STORE_PATIENCE = timedelta(seconds=60)
-"""How long a store that fails may hold up the deletion of an AgentJob that has ended."""
 LOG_PATIENCE = timedelta(seconds=60)
 """How long a kubelet that does not answer is asked for the last line of a log."""
 
@@ -474,7 +472,7 @@ class Passes:
             if self._streams:
                 await self._streams.delete(job.metadata.uid)
         except StoreError as error:
-            if now < since + STORE_PATIENCE:
+            if now < since + timedelta(seconds=self._policy.store_patience):
                 raise
             text = f"output of {job.metadata.uid} is left behind in the store: {error}"
             log.error("AgentJob %s/%s: %s", job.metadata.namespace, job.metadata.name, text)

@@ -49,6 +49,9 @@ class Settings:
     """How long a log that cannot be read is asked for after its container has ended."""
     pod_retention_seconds: int = 600
     """How long pods stay after their output is archived."""
+    store_patience_seconds: int = 60
+    """How long a store that fails is waited for, before it is said that output is missing, and
+    before an AgentJob is deleted though its output cannot be."""
     callbacks_allow: str = ""
     """Where events may be sent: a JSON list of {namespaces, hosts, cidrs, ports}. None: nowhere."""
     callbacks_insecure_loopback: bool = False
@@ -87,6 +90,7 @@ class Settings:
             gateway_url=get.text("GATEWAY_URL", ""),
             output_store=get.text("OUTPUT_STORE", ""),
             log_patience_seconds=get.number("LOG_PATIENCE_SECONDS", cls.log_patience_seconds),
+            store_patience_seconds=get.number("STORE_PATIENCE_SECONDS", cls.store_patience_seconds),
             pod_retention_seconds=get.number(
                 "POD_RETENTION_SECONDS", cls.pod_retention_seconds, least=0
             ),

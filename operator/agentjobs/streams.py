@@ -56,8 +56,6 @@ SETTLE_SECONDS = 5.0
 STILL_SECONDS = 10.0
 """How long a stream may stand still, after its container has ended or because of the store, before
 the log is read anew. The kubelet rotates logs no more often."""
-STORE_SECONDS = 60.0
-"""How long the store is waited for, beyond a log, before it is said that output is missing."""
 HEARD_SECONDS = 1.0
 """How long the end of a tool waits, at most, for what it has printed to be read."""
 FIRST_LINE_WITHIN = timedelta(seconds=2)
@@ -81,7 +79,7 @@ class Source:
 class Streams(Generic[K]):
     """Follows sources, each on a task of its own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a stream reads, writes and waits with
         self,
         kube: Kube,
         store: OutputStore,
@@ -91,6 +89,7 @@ class Streams(Generic[K]):
         over: Callable[[Source], bool],
         fence: Callable[[], None],
         patience: float,
+        store_patience: float,
     ) -> None:
         """Prepare.
 
@@ -98,10 +97,13 @@ class Streams(Generic[K]):
         :param over: whether a container has ended.
         :param fence: raises when this process may not write any more (R-CLAIM).
         :param patience: seconds for which a log that cannot be read is asked for after the end.
+        :param store_patience: seconds for which the store is waited for beyond that, before it is
+            said that output is missing.
         """
         self.kube = kube
         self._over = over
         self.patience = patience
+        self._store_patience = store_patience
         self._store = store
         self._metrics = metrics
         self._tell = tell
@@ -286,7 +288,7 @@ class Streams(Generic[K]):
                 _ = self._begin(key, source, self._ends)
         gathered = asyncio.create_task(self._gather(job_uid, attempts))
         try:
-            await asyncio.wait({gathered}, timeout=self.patience + STORE_SECONDS)
+            await asyncio.wait({gathered}, timeout=self.patience + self._store_patience)
             if not gathered.done():
                 why = self._trouble or "its log is still being read"
                 self._archived[job_uid] = Archived(trouble=why)

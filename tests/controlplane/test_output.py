@@ -23,6 +23,7 @@ def serve(place: Place) -> None:
     store = {
         "OUTPUT_STORE": store_of(place).as_uri(),
         "LOG_PATIENCE_SECONDS": PATIENCE,
+        "STORE_PATIENCE_SECONDS": PATIENCE,
         "POD_RETENTION_SECONDS": RETENTION,
     }
     place.stage.operator(place, settings=store)

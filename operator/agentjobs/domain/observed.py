@@ -38,6 +38,8 @@ class Policy:
     """Where agents read results; part of events. Empty: events do not say."""
     pod_retention: int = 600
     """How long pods stay after their output is archived, for kubectl."""
+    store_patience: int = 60
+    """How long a store that fails may hold up the deletion of an AgentJob that has ended."""
     mirror_interval: int = 10
     """Changes that nobody waits for are written at most this often."""
 
