@@ -24,7 +24,6 @@ SMALL, LARGE = 150, 1000
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 NAMESPACE = "load"
 WRITES_PER_JOB = 4.0
-PASSES_PER_JOB, PASSES_PER_LINK = 30, 10
 BESIDE = {"events", "leases", "secrets", "configmaps"}
 """Requests that are no part of a job's own way."""
 
@@ -264,7 +263,7 @@ def test_rule_r_depends_waiting_costs_as_much_as_what_changes(
     shape: Callable[[int], Callable[[int], Iterable[int]]],
     count: int,
 ) -> None:
-    """Requests and passes grow with the jobs and with what they wait for, not faster."""
+    """Requests grow with the jobs and with what they wait for, not faster."""
     needs = shape(count)
     namespace = f"{NAMESPACE}-{shape.__name__.replace('_', '-')}-{count}"
     crowd = Crowd(plane, record, namespace, count, needs)
@@ -284,8 +283,6 @@ def test_rule_r_depends_waiting_costs_as_much_as_what_changes(
     sys.stdout.write(f"{audit.table(counts, count)}\n")
     # One more write for each: that it waits, and for whom it still does.
     assert sum(counts.values()) <= (WRITES_PER_JOB + 1) * count + links
-    if operator.starts <= 1:
-        assert passes <= PASSES_PER_JOB * count + PASSES_PER_LINK * links
 
 
 def die_and_go_on(

@@ -238,7 +238,10 @@ def pieces_of_output(place: Place) -> None:
 
     place.kubelet.finish(pods["pieces"])
     place.until_over("pieces")
-    assert here.tell("output?offset=3000000", b"x").problem == "job-over"
+    wait_until(
+        "word that it is over",
+        lambda: here.tell("output?offset=3000000", b"x").problem == "job-over",
+    )
     place.api.delete("Pod", place.namespace, pods["pieces"]["metadata"]["name"]).object()
     for gateway in (first, second):
         pages = Pages(agent, gateway, path)
