@@ -300,6 +300,10 @@ async def test_r_event_nobody_waits_long_for_what_cannot_be_read(
     streams.follow("key", source)
     await until(lambda: streams.heard(UID), "the end of patience")
     assert "key" in stage.told
+    told = len(stage.told)
+    # A pass asks again, and must not wake itself by that.
+    streams.follow("key", source)
+    assert len(stage.told) == told
 
 
 async def test_r_output_an_attempt_that_nobody_followed_leaves_a_gap(stage: Stage) -> None:

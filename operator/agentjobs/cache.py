@@ -206,10 +206,17 @@ class Cache:
         for ring in find_rings(starts, self._waits_for):
             youngest = max(range(len(ring)), key=lambda place: self.records[ring[place]].came)
             closer = ring[youngest]
-            self._rings[closer] = (*ring[youngest:], *ring[:youngest])
+            known, self._rings[closer] = (
+                self._rings.get(closer),
+                (
+                    *ring[youngest:],
+                    *ring[:youngest],
+                ),
+            )
             # They may be part of another ring too, which shows when this one is broken.
             self._unlinked |= set(ring) - {closer}
-            found.append(closer)
+            if known != self._rings[closer]:
+                found.append(closer)
         return found
 
     def ring(self, key: Key) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ class Streams(Generic[K]):
             self._begin(key, source, nullcontext()).add_done_callback(self._unfollow)
             loop = asyncio.get_running_loop()
             loop.call_later(HEARD_SECONDS, self._hear, key, source)
-        else:
+        elif source.pod_uid not in self.heard(_job_uid(source)):
             self._heard.setdefault(_job_uid(source), set()).add(source.pod_uid)
             self._tell(key)
 
@@ -246,8 +246,10 @@ class Streams(Generic[K]):
 
     def _hear(self, key: K, source: Source) -> None:
         """Take note that what a source had printed was read, or waited for long enough."""
+        if source.path not in self._tasks:
+            return
         pods = self._heard.setdefault(_job_uid(source), set())
-        if source.pod_uid not in pods and source.path in self._tasks:
+        if source.pod_uid not in pods:
             pods.add(source.pod_uid)
             if self._over(source):
                 self._tell(key)

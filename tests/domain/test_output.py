@@ -116,6 +116,26 @@ def test_r_output_lines_of_both_streams_may_overtake_each_other() -> None:
     assert (again.settled, again.rotated) == (True, False)
 
 
+def test_r_output_lines_out_of_order_cost_no_more_than_their_number() -> None:
+    """One late line in each hundred: a piece of them is split once, not once for each."""
+    stamps = [f"2026-03-01T12:00:00.{n:09d}Z " for n in range(20_000)]
+    for n in range(0, len(stamps) - 1, 100):
+        stamps[n], stamps[n + 1] = stamps[n + 1], stamps[n]
+    served = "".join(f"{stamp}x\n" for stamp in stamps).encode()
+
+    class Counting(LogReader):
+        tries = 0
+
+        def _take_whole_lines(self, data: bytes, at: int, kept: list[bytes]) -> int:
+            self.tries += 1
+            return super()._take_whole_lines(data, at, kept)
+
+    reader = Counting(Mark())
+    pieces = [served[at : at + 65536] for at in range(0, len(served), 65536)]
+    assert b"".join(reader.feed(piece) for piece in pieces) == b"x\n" * len(stamps)
+    assert reader.tries <= 2 * len(pieces)
+
+
 def test_r_output_a_log_without_the_place_that_is_looked_for_is_not_taken_for_whole() -> None:
     reader = LogReader(Mark("2026-03-01T12:00:00.000000200Z", 1, 4))
     assert reader.feed(b"2026-03-01T12:00:00.000000900Z other\n") == b""

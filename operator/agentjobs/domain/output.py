@@ -115,9 +115,15 @@ class LogReader:
         kept: list[bytes] = []
         view = memoryview(data)
         at, size = 0, len(data)
+        one_by_one = 0
+        """Up to where lines are to be taken singly: they are not in order, and to try that again
+        for each would take the square of their number."""
         while at < size:
             if not self._in_line:
-                stop = self._take_whole_lines(data, at, kept)
+                whole = self.settled and not self._stamp and at >= one_by_one
+                stop = self._take_whole_lines(data, at, kept) if whole else at
+                if whole and stop == at:
+                    one_by_one = data.rfind(LINE_END) + 1
                 at = stop if stop > at else self._read_stamp(data, at, kept)
                 continue
             end = data.find(LINE_END, at)
@@ -140,7 +146,7 @@ class LogReader:
         It does what is done line by line otherwise, an order of magnitude faster.
         """
         stop = data.rfind(LINE_END) + 1
-        if not self.settled or self._stamp or stop <= at:
+        if stop <= at:
             return at
         block = data[at:stop]
         _, *parts = STAMPS.split(block)
