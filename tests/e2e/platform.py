@@ -171,7 +171,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 VOLUME = {
     "persistence": {"enabled": True, "accessModes": ["ReadWriteMany"], "size": "2Gi"},
     # Long enough for a test that looks at its pods.
-    "podRetentionSeconds": 60,
+    "podRetentionSeconds": 180,
 }
 
 
