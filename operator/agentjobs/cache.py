@@ -205,31 +205,21 @@ class Cache:
         found = []
         for ring in find_rings(starts, self._waits_for):
             youngest = max(range(len(ring)), key=lambda place: self.records[ring[place]].came)
-            closer = ring[youngest]
-            known, self._rings[closer] = (
-                self._rings.get(closer),
-                (
-                    *ring[youngest:],
-                    *ring[:youngest],
-                ),
-            )
+            closer, *others = (*ring[youngest:], *ring[:youngest])
             # They may be part of another ring too, which shows when this one is broken.
-            self._unlinked |= set(ring) - {closer}
-            if known != self._rings[closer]:
+            self._unlinked.update(others)
+            if self._rings.get(closer) != (closer, *others):
+                self._rings[closer] = (closer, *others)
                 found.append(closer)
         return found
 
     def ring(self, key: Key) -> tuple[str, ...]:
         """Names of the ring that an AgentJob has closed, itself first; empty if it has none."""
         ring = self._rings.get(key, ())
-        if not all(self._waits(a, b) for a, b in pairwise((*ring, *ring[:1]))):
+        if not all(b in self._waits_for(a) for a, b in pairwise((*ring, *ring[:1]))):
             del self._rings[key]
             return ()
         return tuple(each.name for each in ring)
-
-    def _waits(self, key: Key, other: Key) -> bool:
-        record = self.records.get(key)
-        return record is not None and other.name in record.waits_for
 
     def _waits_for(self, key: Key) -> list[Key]:
         record = self.records.get(key)

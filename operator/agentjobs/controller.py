@@ -173,8 +173,8 @@ def make_registry(feed: Feed, access: Access) -> kopf.OperatorRegistry:
         async def handler(event: Any, resource: kopf.Resource, **_: Any) -> None:
             feed.follow(resource.plural, event["type"])
             into(dict(event["object"]), gone=event["type"] == DELETED)
-            if event["type"] is not None:
-                # Lists are looked at as a whole.
+            if into == feed.agentjob and event["type"] is not None:
+                # Nothing else closes or breaks a ring; lists are looked at as a whole.
                 feed.look_for_rings()
 
         return handler

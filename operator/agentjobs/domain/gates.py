@@ -51,8 +51,8 @@ def dependencies(seen: Observed, _accepted: Accepted) -> Closed | None:
             message = f"AgentJob {other.name} is {other.state}, and this job needs it done"
             failed = Ending(code=CauseCode.DEPENDENCY_FAILED, message=message, at=seen.now)
             return Closed(ending=failed)
-        state = "to end" if other.exists else ", which does not exist"
-        message = f"waits for AgentJob {other.name} {state}".replace(" ,", ",")
+        state = " to end" if other.exists else ", which does not exist"
+        message = f"waits for AgentJob {other.name}{state}"
         waits = waits or Closed(waiting=Waiting(code=WaitingCode.DEPENDENCY, message=message))
     return waits
 

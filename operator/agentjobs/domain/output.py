@@ -115,9 +115,9 @@ class LogReader:
         kept: list[bytes] = []
         view = memoryview(data)
         at, size = 0, len(data)
+        # Up to where lines are taken singly: they are not in order, and to try that again for each
+        # would take the square of their number.
         one_by_one = 0
-        """Up to where lines are to be taken singly: they are not in order, and to try that again
-        for each would take the square of their number."""
         while at < size:
             if not self._in_line:
                 whole = self.settled and not self._stamp and at >= one_by_one
