@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -103,6 +104,14 @@ class FaultyStore(OutputStore):
     @override
     async def put(self, path: str, content: bytes) -> None:
         self.puts += 1
+        writing = asyncio.ensure_future(self._write(path, content))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            raise
+
+    async def _write(self, path: str, content: bytes) -> None:
         await asyncio.sleep(self.slow)
         if self.broken:
             raise StoreError("No space left on device")
@@ -140,11 +149,18 @@ class Stage:
         if not self.leads:
             raise AgentJobError("somebody else leads")
 
-    def source(self, number: int = 1, started_at: datetime | None = None) -> Source:
+    def source(
+        self,
+        number: int = 1,
+        started_at: datetime | None = None,
+        *,
+        namespace: str = "ns",
+        job: str = UID,
+    ) -> Source:
         pod = f"pod-{number}"
         self.containers.setdefault(pod, Container())
-        path = f"{UID}/{1:04d}.{number:06d}.{pod}"
-        return Source("ns", pod, pod, "job-1", "tool", started_at, path)
+        path = f"{job}/{1:04d}.{number:06d}.{pod}"
+        return Source(namespace, pod, pod, "job-1", "tool", started_at, path)
 
     async def whole(self, source: Source) -> Whole:
         return Whole.decode(await self.store.get(f"{source.path}/{END}"))
@@ -404,6 +420,78 @@ async def test_r_output_beyond_the_limit_output_is_read_at_the_end(
     for tool in stage.containers.values():
         tool.over = True
     assert (await archived(streams, *sources)).size == 5 * len(b"pod-1\n")
+
+
+async def test_r_output_beyond_the_limit_an_attempt_is_read_at_its_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on with another one, whose pods alone are asked for then."""
+    monkeypatch.setattr(module, "AT_ONCE", 0)
+    streams, source = stage.begin(), stage.source()
+    tool = stage.containers[source.pod]
+    tool.print(b"of the first attempt")
+    streams.follow("key", source)
+    tool.over = True
+    streams.follow("key", source)
+    assert (await archived(streams)).gaps == 0
+    assert await stage.kept(source) == tool.output
+
+
+async def test_r_output_namespaces_share_the_streams_and_nothing_is_lost_by_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 8)
+    streams = stage.begin()
+    sources = [
+        stage.source(number, namespace=tenant, job=f"uid-{number}")
+        for number, tenant in enumerate(tenant for tenant in "abc" for _ in range(10))
+    ]
+
+    def followed() -> Counter[str]:
+        tools = stage.containers
+        return Counter(each.namespace for each in sources if tools[each.pod].following)
+
+    for begin, shares in ((0, {"a": 8}), (10, {"a": 4, "b": 4}), (20, {"a": 3, "b": 3, "c": 2})):
+        for each in sources[begin : begin + 10]:
+            stage.containers[each.pod].print(each.pod.encode())
+            streams.follow("key", each)
+        await until(lambda shares=shares: followed() == shares, f"{shares}")
+    for each in sources:
+        # Who asks again takes nothing from others.
+        streams.follow("key", each)
+    assert not streams._leaving
+    for each in sources:
+        tool = stage.containers[each.pod]
+        tool.print(b"more")
+        tool.over = True
+        streams.archive("key", f"uid-{each.pod.removeprefix('pod-')}", [each], (1,))
+    for number, each in enumerate(sources):
+        await until(lambda uid=f"uid-{number}": streams.archived(uid), "the archive")
+        assert await stage.kept(each) == stage.containers[each.pod].output
+
+
+async def test_r_output_who_gives_way_has_written_its_last_before_it_is_read_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a shorter chunk could take the place of a longer one."""
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    streams = stage.begin()
+    stays, goes = (stage.source(number, namespace="a", job=f"uid-{number}") for number in (1, 2))
+    streams.follow("key", stays)
+    stage.store.slow = 0.3
+    with monkeypatch.context() as crowded:
+        crowded.setattr(module, "WAITING_BYTES", 1)
+        tool = stage.containers[goes.pod]
+        tool.print(b"one", b"two")
+        streams.follow("key", goes)
+        await until(lambda: stage.store.puts, "a chunk of one line")
+        streams.follow("key", stage.source(3, namespace="b", job="uid-3"))
+    stage.store.slow = 0
+    tool.over = True
+    streams.archive("key", "uid-2", [goes], (1,))
+    await until(lambda: streams.archived("uid-2"), "the archive")
+    await until(lambda: not streams._leaving, "the end of what was written")
+    assert await stage.kept(goes) == tool.output
 
 
 async def test_r_claim_who_leads_no_more_writes_no_more(stage: Stage) -> None:

@@ -43,7 +43,8 @@ from agentjobs.store import OutputStore, StoreError
 log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 AT_ONCE = 500
-"""Streams that are followed at the same time; beyond it output is read at the end."""
+"""Streams that are followed at the same time; beyond it output is read at the end. Namespaces share
+them: one gets all that others do not ask for, and gives up what is more than its share."""
 ENDS_AT_ONCE = 32
 """Logs that are read after their end at the same time."""
 WAITING_BYTES = 32 * 1024 * 1024
@@ -108,7 +109,10 @@ class Streams(Generic[K]):
         self._metrics = metrics
         self._tell = tell
         self._fence = fence
-        self._followed = 0
+        self._followed: dict[str, dict[str, Source]] = {}
+        """By namespace, and by the path of the stream; those begun last stand last."""
+        self._leaving: dict[str, asyncio.Task[Whole]] = {}
+        """Streams that are not followed any more, while what they write comes to its end."""
         self._ends = asyncio.Semaphore(ENDS_AT_ONCE)
         self._turns = asyncio.Semaphore(PUTS_AT_ONCE)
         self._waiting = 0
@@ -124,14 +128,19 @@ class Streams(Generic[K]):
 
     def follow(self, key: K, source: Source) -> None:
         """Follow a source, unless that is being done, or too many are followed already."""
-        if source.path in self._tasks:
+        if source.path in self._tasks or source.path in self._leaving:
             return
-        if self._followed < AT_ONCE:
-            self._followed += 1
-            self._begin(key, source, nullcontext()).add_done_callback(self._unfollow)
+        if self._has_turn(source.namespace):
+            self._followed.setdefault(source.namespace, {})[source.path] = source
+            task = self._begin(key, source, nullcontext())
+            task.add_done_callback(lambda _: self._unfollow(source))
             loop = asyncio.get_running_loop()
             loop.call_later(HEARD_SECONDS, self._hear, key, source)
-        elif source.pod_uid not in self.heard(_job_uid(source)):
+            return
+        if self._over(source):
+            # The job may go on with another attempt, and nobody asks for this one then.
+            _ = self._begin(key, source, self._ends)
+        if source.pod_uid not in self.heard(_job_uid(source)):
             self._heard.setdefault(_job_uid(source), set()).add(source.pod_uid)
             self._tell(key)
 
@@ -167,6 +176,7 @@ class Streams(Generic[K]):
         """Keep nothing more of a job's output; return what is ending because of that."""
         archive = self._archives.pop(job_uid, None)
         ending: list[asyncio.Task[Any]] = [archive] if archive else []
+        ending += [task for path, task in self._leaving.items() if path.startswith(f"{job_uid}/")]
         ending += [self._tasks.pop(path) for path in self._paths(job_uid)]
         self._archived.pop(job_uid, None)
         self._said.pop(job_uid, None)
@@ -186,7 +196,7 @@ class Streams(Generic[K]):
 
     async def close(self) -> None:
         """End all streams; what was stored is gone on with by the next leader."""
-        tasks = [*self._archives.values(), *self._tasks.values()]
+        tasks = [*self._archives.values(), *self._tasks.values(), *self._leaving.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -254,11 +264,41 @@ class Streams(Generic[K]):
             if self._over(source):
                 self._tell(key)
 
-    def _unfollow(self, _: object) -> None:
-        self._followed -= 1
+    def _has_turn(self, namespace: str) -> bool:
+        """Whether one more of a namespace may be followed; another's may have to give way."""
+        if sum(map(len, self._followed.values())) < AT_ONCE:
+            return True
+        largest = max(self._followed.values(), key=len, default={})
+        if len(self._followed.get(namespace, ())) + 1 >= len(largest):
+            return False
+        # Of the one begun last the most is still in its log when that is read at the end.
+        dropped = next((each for each in reversed(largest.values()) if self._may_wait(each)), None)
+        if dropped:
+            self._drop(dropped)
+        return dropped is not None
+
+    def _may_wait(self, source: Source) -> bool:
+        return source.path in self._tasks and not self.over(source)
+
+    def _drop(self, source: Source) -> None:
+        """Follow a source no more: its log is read on from where it is stored, at its end."""
+        task = self._leaving[source.path] = self._tasks.pop(source.path)
+        task.add_done_callback(lambda _: self._leaving.pop(source.path, None))
+        task.cancel()
+        self._unfollow(source)
+
+    def _unfollow(self, source: Source) -> None:
+        paths = self._followed.get(source.namespace, {})
+        paths.pop(source.path, None)
+        if not paths:
+            self._followed.pop(source.namespace, None)
 
     async def _keep(self, key: K, source: Source, turn: AbstractAsyncContextManager[None]) -> Whole:
         """Follow a source to its end, whatever breaks on the way."""
+        leaving = self._leaving.get(source.path)
+        if leaving:
+            # Two that write one stream would replace each other's chunks.
+            await asyncio.wait({leaving})
         async with turn:
             with self._metrics.streams.track_inprogress():
                 return await self._follow(key, source)

@@ -55,7 +55,8 @@ REMEMBERED_FOR = 10.0
 SLACK = 4.0
 """Seconds that a loaded machine may add."""
 FILES = 4096
-GREEDY = server.MAX_BUSY_EACH + 20
+SHARE = server.MAX_BUSY // 2
+GREEDY = SHARE + 20
 POLLS = 1000
 POLL_KIB = 40
 """Of memory for each long poll. A connection with its task, request and timer takes some 11 KiB;
@@ -703,11 +704,12 @@ def slow_senders(place: Place) -> None:
     gateway = place.stage.gateway("slow-senders")
     tenant = Tenant(place.stage, place.namespace)
     tenant.usable_tool(TOOL, inputSchema={"type": "object"})
-    slow, quick = tenant.account("slow", CALLS, use(TOOL)), tenant.account("quick", CALLS)
+    other = Tenant.new(place.stage, f"{place.namespace}-b")
+    slow, quick = tenant.account("slow", CALLS, use(TOOL)), other.account("quick", CALLS)
     until_offered(slow.agent, TOOL, gateway)
     head = start_head(slow.agent.token, 1000)
     with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
-        # More than one caller may have under way; none of their bodies will ever be whole.
+        # More than one namespace may have under way; none of their bodies will ever be whole.
         greedy = [stack.enter_context(Wire(gateway.port)) for _ in range(GREEDY)]
         for wire in greedy:
             wire.send(head + b"{")
@@ -731,7 +733,7 @@ def slow_senders(place: Place) -> None:
         replies = [wire.until_closed(SHOWN_OUT_WITHIN + SLACK).reply for wire in greedy]
         ends = Counter((reply.code, reply.problem) for reply in replies)
         assert set(ends) == {(408, "request-timeout"), (503, "busy")}
-        assert ends[408, "request-timeout"] <= server.MAX_BUSY_EACH
+        assert ends[408, "request-timeout"] <= SHARE
     assert slow.agent.get(gateway, "/v1/jobs").body["jobs"] == []
     assert_quiet(gateway, slow.agent.token, quick.agent.token)
     gateway.close()
@@ -772,14 +774,15 @@ def many_polls(place: Place) -> None:
     began = time.monotonic()
     assert agent.get(gateway, "/v1/jobs").code == 200
     meanwhile = time.monotonic() - began
-    polls.open(server.MAX_WAITING_EACH - POLLS)
+    more = server.MAX_WAITING // 2 - POLLS
+    polls.open(more)
     refused = agent.status(gateway, job, "?wait=60")
     assert (refused.code, refused.problem) == (503, "busy")
     assert int(refused.headers["Retry-After"]) >= 1
     assert agent.status(gateway, job).code == 200
 
     # Who hangs up waits no more: their places are free again, long before their minute is over.
-    polls.hang_up(POLLS)
+    polls.hang_up(more)
     wait_until("end of the waiting of those who hung up", lambda: polls.waiting == POLLS)
     began = time.monotonic()
     assert agent.stop(gateway, job).code == 202

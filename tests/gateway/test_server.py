@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from itertools import count
 from typing import cast
 
@@ -14,27 +15,69 @@ from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.connections import Listener
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.gateway.reviews import Caller, Pod, Reviews
-from agentjobs.gateway.server import MAX_LARGE, MAX_LARGE_EACH, Call, Room, Server
+from agentjobs.gateway.server import MAX_LARGE, Call, Room, Server, tenant_of
 from agentjobs.metrics import GatewayMetrics
 from tests.cluster.controlplane import free_ports
 from tests.until import until
 
 
-def test_who_finds_no_room_is_told_when_to_come_again() -> None:
-    room = Room(2, "too much", 5)
-    with room.place("a"), room.place("a"):
-        with pytest.raises(ProblemError) as caught, room.place("a"):
+def crowd(room: Room, stack: ExitStack, tenant: str) -> int:
+    """Take all the places that a tenant gets; return how many that were."""
+    for taken in count():
+        try:
+            stack.enter_context(room.place(tenant))
+        except ProblemError:
+            return taken
+    raise AssertionError
+
+
+def test_who_finds_no_room_is_told_when_to_come_again_and_which_limit_it_was() -> None:
+    room = Room(4, "boats are out", 5)
+    with ExitStack() as stack:
+        assert crowd(room, stack, "a") == 2
+        with pytest.raises(ProblemError) as own, room.place("a"):
             pytest.fail("there was room for a third one")
-        with room.place("b"):
-            pass
-    assert caught.value.kind is ProblemType.BUSY
-    assert caught.value.headers["Retry-After"] == "5"
+        assert crowd(room, stack, "b") == crowd(room, stack, "c") == 1
+        with pytest.raises(ProblemError) as full, room.place("d"):
+            pytest.fail("there was room for a fifth one")
+    assert own.value.kind is ProblemType.BUSY
+    assert own.value.headers["Retry-After"] == "5"
+    assert own.value.problem.detail == (
+        "2 of at most 4 boats are out; a has 2, which is its share just now"
+    )
+    assert full.value.problem.detail == "4 of at most 4 boats are out"
     with room.place("a"), room.place("a"):
         pass
 
 
+def test_room_is_left_for_the_next_tenant_whatever_the_others_hold() -> None:
+    room = Room(512, "boats are out")
+    with ExitStack() as stack:
+        assert [crowd(room, stack, tenant) for tenant in "abcde"] == [256, 128, 64, 32, 16]
+        stack.enter_context(room.place("f"))
+
+
+def test_those_whom_nobody_knows_yet_are_bounded_together_alone() -> None:
+    room = Room(4, "boats are out")
+    with ExitStack() as stack:
+        assert crowd(room, stack, "") == 4
+
+
+@pytest.mark.parametrize(
+    ("caller", "pod", "tenant"),
+    [
+        ("system:serviceaccount:team-a:one", None, "namespace team-a"),
+        ("system:serviceaccount:team-a:two", None, "namespace team-a"),
+        ("alice", None, "user alice"),
+        ("pod uid-1", Pod("team-a", "p", "uid-1"), "the tools of namespace team-a"),
+    ],
+)
+def test_r_namespace_room_is_counted_by(caller: str, pod: Pod | None, tenant: str) -> None:
+    assert tenant_of(Caller(caller), pod) == tenant
+
+
 async def test_whoever_goes_leaves_the_place_free() -> None:
-    room = Room(1, "too much")
+    room = Room(1, "boats are out")
 
     async def stay() -> None:
         with room.place("a"):
@@ -51,7 +94,7 @@ async def test_whoever_goes_leaves_the_place_free() -> None:
 
 
 def test_nothing_is_kept_of_those_who_were_there_or_refused() -> None:
-    room = Room(1, "too much")
+    room = Room(1, "boats are out")
     before = refusals()
     for number in range(1000):
         this = f"caller-{number}"
@@ -156,8 +199,7 @@ async def test_what_was_begun_goes_on_and_keeps_its_place_when_its_caller_hangs_
     writer = await site.ask()
     writer.close()
     await site.until_hung_up()
-    assert site.server._busy._taken == {"": 1}
-    assert site.server._busy_each._taken == {"caller": 1}
+    assert site.server._busy._taken == {"user caller": 1}
     assert not site.ended
     site.go_on.set()
     await until(lambda: site.ended == ["done"])
@@ -166,29 +208,32 @@ async def test_what_was_begun_goes_on_and_keeps_its_place_when_its_caller_hangs_
 
 async def test_who_waits_for_a_change_waits_no_longer_when_they_hang_up(site: Site) -> None:
     writer = await site.ask("?wait=60")
-    assert site.server._waiting._taken == {"": 1}
-    assert site.server._waiting_each._taken == {"caller": 1}
+    assert site.server._waiting._taken == {"user caller": 1}
     assert not site.server._busy._taken, "whoever waits is in nobody's way"
     writer.close()
     await until(lambda: site.ended == ["broken off"])
     await until(lambda: not site.server._waiting._taken)
-    assert not site.server._waiting_each._taken
 
 
 async def test_large_bodies_have_little_room_until_they_are_done_with(site: Site) -> None:
-    reports = [
-        asyncio.ensure_future(site.report(namespace))
-        for namespace in ("a", "b")
-        for _ in range(MAX_LARGE_EACH)
-    ]
-    # They have been read, but stand in memory for as long as they are worked on.
-    await until(lambda: site.at_work == len(reports) == MAX_LARGE)
-    assert b"503" in await site.report("c")
+    shares = {"a": MAX_LARGE // 2, "b": MAX_LARGE // 4, "c": MAX_LARGE // 8}
+    reports: list[asyncio.Future[bytes]] = []
+    for namespace, share in shares.items():
+        reports += [asyncio.ensure_future(site.report(namespace)) for _ in range(share)]
+        # They have been read, but stand in memory for as long as they are worked on.
+        await until(lambda begun=reports: site.at_work == len(begun))
+        assert b"503" in await site.report(namespace), "a namespace must leave room for others"
     site.go_on.set()
     assert {line[9:12] for line in await asyncio.gather(*reports)} == {b"200"}
-    site.go_on.clear()
-    reports = [asyncio.ensure_future(site.report("a")) for _ in range(MAX_LARGE_EACH)]
-    await until(lambda: site.at_work == MAX_LARGE + MAX_LARGE_EACH)
-    assert b"503" in await site.report("a"), "one namespace must leave room for others"
-    site.go_on.set()
-    await asyncio.gather(*reports)
+
+
+async def test_r_namespace_one_whose_requests_all_hang_leaves_room_for_others(site: Site) -> None:
+    """Such as reads from a store that does not answer."""
+    with ExitStack() as stack:
+        crowd(site.server._busy, stack, tenant_of(Caller("caller"), None))
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(b"GET /v1/jobs/a.b HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer t\r\n\r\n")
+        assert b"503" in await reader.readline()
+        writer.close()
+        site.go_on.set()
+        assert b"200" in await site.report("another")

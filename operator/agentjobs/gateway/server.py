@@ -30,16 +30,10 @@ BODY_SECONDS = 10.0
 LARGE_BODY_SECONDS = 60.0
 MAX_BUSY = 512
 """Requests that are worked on at once; beyond it callers are asked to come back."""
-MAX_BUSY_EACH = 384
-"""Of one caller: slow bodies of one must leave room for the others."""
 MAX_LARGE = 16
 """Bodies of megabytes at once: they stand in memory."""
-MAX_LARGE_EACH = 8
-"""From pods of one namespace at once."""
 MAX_WAITING = 5000
 """Long polls at once."""
-MAX_WAITING_EACH = 2000
-"""Long polls of one caller at once."""
 CLOSE = {"Connection": "close"}
 NO_STORE = {"Cache-Control": "no-store"}
 SAFE = {**NO_STORE, "X-Content-Type-Options": "nosniff"}
@@ -62,39 +56,60 @@ NOBODY = Caller("")
 
 
 class Room:
-    """Room for so many at once under each key."""
+    """Room for so many at once, shared by tenants: nobody may hold more than is left over.
 
-    def __init__(self, limit: int, refusal: str, seconds: float = 1) -> None:
+    So one alone has half of it, a second one half of the rest, and there is a place for whoever
+    comes next, whatever the others hold (the dynamic thresholds of Choudhury and Hahne).
+    """
+
+    def __init__(self, limit: int, what: str, seconds: float = 1) -> None:
         """Prepare.
 
-        :param refusal: what callers are told for whom there is no room,
-        :param seconds: and when they may come again.
+        :param what: what there may be so many of, in the words of a refusal,
+        :param seconds: and when who is refused may come again.
         """
         self._limit = limit
-        self._refusal = refusal
+        self._what = what
         self._seconds = seconds
         self._taken: Counter[str] = Counter()
+        self._total = 0
 
     @contextlib.contextmanager
-    def place(self, key: str = "") -> Iterator[None]:
+    def place(self, tenant: str = "") -> Iterator[None]:
         """Take one place.
 
-        :raises ProblemError: there is none.
+        :param tenant: whose; empty while nobody knows.
+        :raises ProblemError: there is none (503); it says which limit was met.
         """
-        if self._taken[key] >= self._limit:
-            raise try_later(ProblemType.BUSY, self._refusal, self._seconds)
-        self._taken[key] += 1
+        held, left = self._taken[tenant], self._limit - self._total
+        if left <= 0 or (tenant and held >= left):
+            whose = f"; {tenant} has {held}, which is its share just now" if tenant and held else ""
+            raise try_later(
+                ProblemType.BUSY,
+                f"{self._total} of at most {self._limit} {self._what}{whose}",
+                self._seconds,
+            )
+        self._taken[tenant] += 1
+        self._total += 1
         try:
             yield
         finally:
-            self._taken[key] -= 1
-            if not self._taken[key]:
-                del self._taken[key]
+            self._total -= 1
+            self._taken[tenant] -= 1
+            if not self._taken[tenant]:
+                del self._taken[tenant]
 
 
-TOO_BUSY = "too many requests are under way"
-TOO_MANY_LARGE = "too many large bodies are under way"
-TOO_MANY_WAIT = "too many requests wait; ask without wait"
+def tenant_of(caller: Caller, pod: Pod | None) -> str:
+    """For whom room is counted: a namespace; a user who has none; apart from it what its tools do.
+
+    Otherwise a tool could keep its own agent from stopping it.
+    """
+    if pod:
+        return f"the tools of namespace {pod.namespace}"
+    return f"namespace {caller.home}" if caller.home else f"user {caller.name}"
+
+
 WAIT_RETRY_SECONDS = 5
 
 
@@ -111,12 +126,9 @@ class Server:
         self._reviews = reviews
         self._metrics = metrics
         self._not_ready = not_ready
-        self._busy = Room(MAX_BUSY, TOO_BUSY)
-        self._busy_each = Room(MAX_BUSY_EACH, TOO_BUSY)
-        self._waiting = Room(MAX_WAITING, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
-        self._waiting_each = Room(MAX_WAITING_EACH, TOO_MANY_WAIT, WAIT_RETRY_SECONDS)
-        self._large = Room(MAX_LARGE, TOO_MANY_LARGE)
-        self._large_each = Room(MAX_LARGE_EACH, TOO_MANY_LARGE)
+        self._busy = Room(MAX_BUSY, "requests are under way")
+        self._waiting = Room(MAX_WAITING, "requests wait; ask without wait", WAIT_RETRY_SECONDS)
+        self._large = Room(MAX_LARGE, "large bodies are under way")
         self.ending = False
         """Set when nobody should stay connected any more."""
         self.app = web.Application(
@@ -148,10 +160,10 @@ class Server:
         call, response = await asyncio.shield(self._work(operation, handler, request))
         if response is not None:
             return response
-        who = call.caller.name
+        tenant = tenant_of(call.caller, call.pod)
         # Waiting ends with the connection: who comes again and again must not wait many times.
         in_progress = self._metrics.waiting.track_inprogress()
-        with self._waiting.place(), self._waiting_each.place(who), in_progress:
+        with self._waiting.place(tenant), in_progress:
             return await handler(call)
 
     async def _work(
@@ -165,20 +177,19 @@ class Server:
             if len(header) > 1:
                 raise _invalid("header Authorization is given more than once")
             caller, pod = await self._who(operation, header[0], secure=request.secure)
-            with self._busy_each.place(caller.name), self._room_for_body(operation, pod):
-                values = _values(operation, request)
-                body = await _content(operation, request)
-                call = Call(caller, values, body, pod)
-                return call, None if values.get("wait") else await handler(call)
+        tenant = tenant_of(caller, pod)
+        with self._busy.place(tenant), self._room_for_body(operation, tenant):
+            values = _values(operation, request)
+            body = await _content(operation, request)
+            call = Call(caller, values, body, pod)
+            return call, None if values.get("wait") else await handler(call)
 
-    @contextlib.contextmanager
-    def _room_for_body(self, operation: Operation, pod: Pod | None) -> Iterator[None]:
+    def _room_for_body(
+        self, operation: Operation, tenant: str
+    ) -> contextlib.AbstractContextManager[None]:
         """Room for a large body from its beginning until what is done with it is over."""
-        if operation.raw_limit is None:
-            yield
-            return
-        with self._large.place(), self._large_each.place(pod.namespace if pod else ""):
-            yield
+        large = operation.raw_limit is not None
+        return self._large.place(tenant) if large else contextlib.nullcontext()
 
     async def _who(
         self, operation: Operation, header: str, *, secure: bool
