@@ -58,11 +58,12 @@ class Relist:
         await self._agentjobs()
 
     async def _nodes(self) -> None:
-        seen, _ = await self._list(NODES, self._feed.node)
+        seen, version = await self._list(NODES, self._feed.node)
         for node in list(self._cache.nodes.values()):
-            if node.uid not in seen and not node.gone:
+            if node.uid not in seen and not node.gone and node.version <= version:
                 self._missed("Node", node.name)
-                self._feed.node({"metadata": {"name": node.name, "uid": node.uid}}, gone=True)
+                meta = {"name": node.name, "uid": node.uid, "resourceVersion": str(version)}
+                self._feed.node({"metadata": meta}, gone=True)
 
     async def _pods(self) -> None:
         seen, version = await self._list(PODS, self._feed.pod)

@@ -50,16 +50,22 @@ SHARED_METRICS = Metrics()
 
 
 class AttentiveFeed(Feed):
-    """Tells the truth which pods a process got to know: of others it cannot speak."""
+    """Tells the truth what a process got to know of pods and nodes: of others it cannot speak."""
 
-    def __init__(self, witness: Callable[[Json], None], *parts: Any) -> None:
+    def __init__(self, truth: Truth, process: str, *parts: Any) -> None:
         super().__init__(*parts)
-        self._witness = witness
+        self._truth = truth
+        self._process = process
 
     @override
     def pod(self, body: Json, *, gone: bool = False) -> None:
-        self._witness(body)
+        self._truth.witness(body, self._process)
         super().pod(body, gone=gone)
+
+    @override
+    def node(self, body: Json, *, gone: bool = False) -> None:
+        self._truth.is_told(body, self._process, gone=gone)
+        super().node(body, gone=gone)
 
 
 class NoNotices:
@@ -158,8 +164,8 @@ class Process:
             fence=self.lease.fence,
         )
         waiting = cast("WorkQueue[Key]", queue)
-        witness = partial(self._truth.witness, process=self.lease._identity)
-        feed = AttentiveFeed(witness, cache, waiting, passes, SHARED_METRICS)
+        identity = self.lease._identity
+        feed = AttentiveFeed(self._truth, identity, cache, waiting, passes, SHARED_METRICS)
         relist = Relist(kube, cache, feed, SHARED_METRICS)
         begun = len(self._server.history)
         self.life = Life(cache, queue, post, passes, feed, relist, seen_until=begun)

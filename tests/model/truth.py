@@ -123,6 +123,11 @@ class Truth:
         """How often a limit was exceeded by a claim that came late."""
         self._were_lost: set[str] = set()
         """Nodes that were gone or silent for long; that they are back may not be known yet."""
+        self._words: dict[str, dict[str, Event]] = {}
+        """The newest that each operator process was told of each node."""
+        self._lost_when_sent: dict[tuple[str, str], set[str]] = {}
+        """Nodes that were lost, by what its sender had been told, when the last request about a
+        Job was sent; by sender and name of the Job."""
         self._story: list[tuple[float, str, Event | None, Json | None]] = []
         server.observers.append(self._observe)
 
@@ -132,6 +137,14 @@ class Truth:
         self._witnesses.setdefault(uid, set()).add(process)
         if pod["status"].get("phase") in OVER:
             self._end_witnesses.setdefault(uid, set()).add(process)
+
+    def is_told(self, node: Json, process: str, *, gone: bool) -> None:
+        """Take note of what an operator process gets to know of a node, old or new."""
+        word = Event(NODES, "DELETED" if gone else "MODIFIED", node)
+        words, name = self._words.setdefault(process, {}), node["metadata"]["name"]
+        known = words.get(name)
+        if known is None or known.uid != word.uid or _version(known) <= _version(word):
+            words[name] = word
 
     # --- what happens
 
@@ -222,6 +235,12 @@ class Truth:
             raise RuleBroken(f"R-DEADLINE: an attempt of {name} is claimed after the deadline")
         return True
 
+    def sends_to_job(self, process: str, name: str) -> None:
+        """Take note of which nodes an operator process has to give up when it writes to a Job."""
+        words = self._words.get(process, {}).items()
+        lost = {node for node, w in words if w.kind == "DELETED" or self._is_silent(w.body)}
+        self._lost_when_sent[process, name] = lost
+
     # --- what is stored
 
     def _observe(self, event: Event, old: Json | None) -> None:
@@ -302,12 +321,18 @@ class Truth:
             raise RuleBroken(f"R-STATE-FINAL: Job {meta['name']} is created after the end")
 
     def _check_retirement(self, job: Json) -> None:
-        """A tool that has its place runs on: only what loses it is retired."""
+        """A tool that has its place runs on: only what loses it is retired.
+
+        So is what is given up with its node (R-DEAD): before its end is written, a queue must not
+        be able to have it run again. Whoever writes need not know yet that the node is back.
+        """
+        name = job["metadata"]["name"]
+        lost = self._lost_when_sent.get((self._server.written_by, name), set())
         for uid in self.begun_in(job["metadata"]["uid"]):
             pod = self._server.by_uid(PODS, uid)
             goes = job["spec"].get("suspend") or not pod or "deletionTimestamp" in pod["metadata"]
-            if self.containers[uid].running and not goes:
-                raise RuleBroken(f"R-ATTEMPT: {job['metadata']['name']} is retired while it runs")
+            if self.containers[uid].running and not goes and pod["spec"]["nodeName"] not in lost:
+                raise RuleBroken(f"R-ATTEMPT: {name} is retired while it runs")
 
     def _observe_new_pod(self, body: Json) -> None:
         job = self._server.by_uid(JOBS, body["metadata"]["ownerReferences"][0]["uid"])
@@ -515,6 +540,10 @@ class Truth:
         if life.refused_for_good or (given_up and patient):
             return
         raise RuleBroken(f"R-CALLBACK: nobody was told of the end of {life.uid}: {_short(life)}")
+
+
+def _version(event: Event) -> int:
+    return int(event.body["metadata"]["resourceVersion"])
 
 
 def _is_retired(job: Json) -> bool:

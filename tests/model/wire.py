@@ -114,6 +114,8 @@ class ModelKube:
         verb = "write"
         if resource == AGENTJOBS and subresource and self._truth.sends(namespace, name, body):
             verb = "claim"
+        if resource == JOBS:
+            self._truth.sends_to_job(self.identity(), name)
         call = partial(self.server.patch, resource, namespace, name, body, subresource)
         return cast("Json", await self._send(call, resource, verb))
 
