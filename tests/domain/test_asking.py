@@ -66,6 +66,23 @@ def test_r_state_derived_a_running_job_with_an_open_question_requires_input(
     assert plan.status.waiting is None
 
 
+@pytest.mark.parametrize(
+    ("before", "question", "after"),
+    [
+        pytest.param("input_required", asked(closed=True), State.RUNNING, id="answered"),
+        pytest.param("running", asked(), State.INPUT_REQUIRED, id="asked"),
+    ],
+)
+def test_r_state_derived_a_pod_that_outlives_its_job_is_still_asking_or_not(
+    before: str, question: QuestionView, after: State
+) -> None:
+    status = claimed(jobUID=JOB_UID, startedAt=stamp(5), state=before)
+    seen = observed(an_agentjob(status=status), pods=(a_pod(running()),), questions=(question,))
+    plan = decide(seen)
+    assert plan.status is not None
+    assert plan.status.state is after
+
+
 def test_r_state_derived_a_stop_is_shown_before_a_question() -> None:
     plan = decided(asked(), stop={"reason": "enough"})
     assert plan.status is not None

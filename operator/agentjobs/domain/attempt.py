@@ -197,11 +197,12 @@ def _outlived(seen: Observed) -> Plan:
     status = st.with_attempt(status, started_at=begun)
     if begun:
         status = with_condition(seen, status, ConditionType.STARTED, Reason.CONTAINER_STARTED)
+    state = st.live_state(status, running=begun is not None, asks=asks(seen))
+    waiting = status.waiting if state is State.QUEUED else None
+    status = status.model_copy(update={"state": state, "waiting": waiting})
     if not due:
         times = (deadline(seen), seen.pods_lost_at)
         return mirror(seen, status, requeue_at=min(t for t in times if t))
-    state = st.live_state(status, running=False)
-    status = status.model_copy(update={"state": state, "waiting": None})
     actions = tuple(expire(p) for p in seen.pods if not p.dead and can_expire(p))
     return mirror(seen, status, actions=actions, requeue_at=seen.pods_lost_at)
 
