@@ -349,7 +349,7 @@ def goes_on_without_an_operator(town: Town) -> None:
     town.asks("alone", {**DROP, "expires_seconds": 3})
     town.asks("alone", {**DROP, "key": "other"})
     assert town.answers(town.a, "alone", YES, key="other").code == 204
-    assert town.told("alone", "other")["answer"] == {"ok": True}
+    assert town.told("alone", "other", wait=20)["answer"] == {"ok": True}
     assert town.told("alone", wait=20)["outcome"] == "expired"
     late = town.answers(town.a, "alone", YES)
     assert (late.code, late.problem) == (409, "already-answered")

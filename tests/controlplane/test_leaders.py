@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -215,7 +215,7 @@ def _assert_all_end_once(plane: ControlPlane, record: Record, made: int, namespa
     """Return how many Jobs the Job controller has made several pods for."""
     jobs = record.all("AgentJob", namespace)
     assert len(jobs) == made
-    assert Counter(job["status"]["state"] for job in jobs) == {"done": made}
+    assert [job["status"] for job in jobs if job["status"]["state"] != "done"] == []
     assert {len(job["status"]["attempts"]) for job in jobs} == {1}
     log = [each for each in audit.read(plane.audit_log) if each.namespace == namespace]
     uids = {job["metadata"]["uid"] for job in jobs}

@@ -151,7 +151,7 @@ def five_megabytes(place: Place) -> None:
     wordy = Reporter(gateway, place, "wordy", token_of(place, pods["wordy"]))
     wordy.until_taken("progress", {"percent": 40, "message": "m" * 50_000})
     wordy.until_taken("summary", {"summary": "line\n[event] job_completed " + "s" * 50_000})
-    wait_until("progress", lambda: "progress" in place.status("wordy"))
+    wait_until("both", lambda: place.status("wordy").keys() >= {"progress", "summary"})
     assert len(place.status("wordy")["progress"]["message"]) == 256
     assert "\n" not in place.status("wordy")["summary"]
     place.kubelet.finish(pods["wordy"], 1, message="e" * 4096)

@@ -441,3 +441,23 @@ def test_r_dead_nothing_is_over_while_something_may_run(
 ) -> None:
     job = an_agentjob(status=claimed(jobUID="j1"))
     assert told(decide(observed(job, child=a_child(**child), pods=pods))) == expected
+
+
+@pytest.mark.parametrize(
+    "surplus",
+    [
+        a_pod(running(), uid="b", name="surplus", deleted_at=45, gone=True),
+        a_pod(ended(143, finished=58), uid="b", name="surplus", deleted_at=45, phase="Failed"),
+    ],
+    ids=["it just went", "the kubelet told its end"],
+)
+def test_r_container_a_pod_that_the_job_controller_made_too_many_is_no_verdict(
+    surplus: PodView,
+) -> None:
+    job = an_agentjob(status=claimed())
+    kept = a_pod(running(), uid="a", name="kept", tracked=True)
+    assert told(decide(observed(job, child=a_child(), pods=(kept, surplus)))) == "running"
+    done = a_pod(ended(0, finished=60), uid="a", name="kept", phase="Succeeded", tracked=True)
+    assert told(decide(observed(job, now=62, child=a_child(), pods=(done, surplus)))) == "done"
+    gone = a_pod(ended(0, finished=40), uid="a", deleted_at=50, phase="Succeeded", gone=True)
+    assert told(decide(observed(job, now=62, child=a_child(), pods=(gone, surplus)))) == "done"

@@ -89,6 +89,18 @@ def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linge
     return end.finished_at is not None and any(t - end.finished_at >= gap for t in others)
 
 
+def is_surplus(pod: PodView, *, linger: int) -> bool:
+    """Whether the Job controller let go of a pod as one too many.
+
+    It makes two of a single Job when an answer of the API server was lost to it. When it sees both
+    it takes its finalizer off one, so as not to count it, and deletes it while the tool runs.
+    """
+    if pod.delete_by is None or pod.tracked:
+        return False
+    end = pod.tool.end if pod.tool else None
+    return not (end and end.seen and finished_first(pod, end, None, linger))
+
+
 def may_have_begun(pod: PodView) -> bool:
     """Whether its tool began, or nobody can say that it did not (R-CAUSE: `ran`).
 
