@@ -75,30 +75,17 @@ async def test_a_receiver_gets_the_bytes_and_a_signature_that_verifies() -> None
         Request(0, request.headers, BODY + b" ").verify(SIGNER.public())
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "reply", "retry_after"),
-    [
-        pytest.param(200, {}, Reply.TAKEN, None, id="any 2xx takes it"),
-        pytest.param(302, {"Location": "http://127.0.0.1:1/"}, Reply.FAILED, None, id="no 3xx"),
-        pytest.param(410, {}, Reply.GONE, None, id="410 wants no more"),
-        pytest.param(429, {"Retry-After": "7"}, Reply.FAILED, 7.0, id="429 says when"),
-        pytest.param(503, {"Retry-After": "soon"}, Reply.FAILED, None, id="503 in odd words"),
-        pytest.param(503, {"Retry-After": "\u00b2"}, Reply.FAILED, None, id="503 in odd digits"),
-        pytest.param(500, {}, Reply.FAILED, None, id="500 is tried again"),
-    ],
-)
-async def test_what_an_answer_means(
-    status: int, headers: dict[str, str], reply: Reply, retry_after: float | None
-) -> None:
-    async with receiving(answering(status, headers)) as url:
+async def test_r_callback_the_answer_decides_by_status_and_retry_after() -> None:
+    """What which answer means is the core's: `tests/domain/test_callbacks.py`."""
+    async with receiving(answering(429, {"Retry-After": "7"})) as url:
         outcome = await sent(url)
-    assert (outcome.reply, outcome.retry_after) == (reply, retry_after)
+    assert (outcome.reply, outcome.retry_after) == (Reply.FAILED, 7.0)
 
 
 async def test_a_receiver_that_never_answers_is_given_up_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "TOTAL_SECONDS", 0.2)
+    monkeypatch.setattr(dispatch, "HEADERS_SECONDS", 0.2)
 
     async def handler(_: web.Request) -> web.Response:
         await asyncio.sleep(30)

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -17,7 +16,7 @@ from aiohttp.resolver import DefaultResolver
 from typing_extensions import override
 
 from agentjobs import __version__
-from agentjobs.domain.callbacks import Outcome, Reply
+from agentjobs.domain.callbacks import Outcome, Reply, answered
 from agentjobs.domain.destinations import DeniedError, Destinations, as_address, host_of
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.signing import Signer
@@ -26,7 +25,9 @@ log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 NOT_ALLOWED = "the receiver's address is not an allowed destination"
 CONNECT_SECONDS = 5
-TOTAL_SECONDS = 15
+"""For the look-up of the name, too."""
+HEADERS_SECONDS = 10
+"""From the beginning of a try until the headers of its answer are there, however they drip."""
 PER_DESTINATION = 4
 AT_ONCE = 256
 READ_BYTES = 16 * 1024
@@ -117,34 +118,53 @@ class Dispatcher(Generic[K]):
         if literal is not None:
             self._destinations.check_address(letter.namespace, host, port, literal)
         resolver = _CheckedResolver(self._destinations, letter.namespace)
-        timeout = aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(
+            total=HEADERS_SECONDS + READ_SECONDS,
+            connect=CONNECT_SECONDS,
+            sock_connect=CONNECT_SECONDS,
+        )
         headers = {
             "Content-Type": CONTENT_TYPE,
             "User-Agent": f"agentjobs/{__version__}",
             **self._signer.headers(letter.id, int(time.time()), letter.body),
         }
         try:
-            async with (
-                aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(resolver=resolver, force_close=True),
-                    timeout=timeout,
-                    trust_env=False,
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                ) as session,
-                session.post(
-                    letter.url, data=letter.body, headers=headers, allow_redirects=False
-                ) as answer,
-            ):
-                outcome = _outcome(answer)
+            async with aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(resolver=resolver, force_close=True),
+                timeout=timeout,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            ) as session:
+                async with asyncio.timeout(HEADERS_SECONDS):
+                    answer = await session.post(
+                        letter.url, data=letter.body, headers=headers, allow_redirects=False
+                    )
+                asked = answer.headers.get("Retry-After", "")
+                outcome = answered(answer.status, asked, datetime.now(UTC))
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with asyncio.timeout(READ_SECONDS):
-                        await answer.content.read(READ_BYTES)
+                        await _drain(answer.content)
+                answer.close()
                 return outcome
+        except aiohttp.ConnectionTimeoutError:
+            text = f"no connection to the receiver within {CONNECT_SECONDS} s"
+            return Outcome(Reply.FAILED, datetime.now(UTC), text)
         except TimeoutError:
-            text = f"no answer within {TOTAL_SECONDS} s"
+            text = f"no answer within {HEADERS_SECONDS} s"
             return Outcome(Reply.FAILED, datetime.now(UTC), text)
         except aiohttp.ClientError as error:
             return Outcome(Reply.FAILED, datetime.now(UTC), _without_addresses(error))
+
+
+async def _drain(content: aiohttp.StreamReader) -> None:
+    """Read the body of an answer up to its bound: to hang up in its middle looks like a fault."""
+    left = READ_BYTES
+    while left > 0:
+        chunk = await content.read(left)
+        if not chunk:
+            return
+        left -= len(chunk)
 
 
 class _CheckedResolver(AbstractResolver):
@@ -172,17 +192,6 @@ class _CheckedResolver(AbstractResolver):
     @override
     async def close(self) -> None:
         await self._resolver.close()
-
-
-def _outcome(answer: aiohttp.ClientResponse) -> Outcome:
-    now = datetime.now(UTC)
-    if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-        return Outcome(Reply.TAKEN, now)
-    text = f"the receiver answered {answer.status}"
-    if answer.status == HTTPStatus.GONE:
-        return Outcome(Reply.GONE, now, text)
-    asked = answer.headers.get("Retry-After", "")
-    return Outcome(Reply.FAILED, now, text, float(asked) if asked.isdecimal() else None)
 
 
 def _without_addresses(error: aiohttp.ClientError) -> str:

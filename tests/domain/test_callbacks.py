@@ -13,6 +13,7 @@ from agentjobs.domain.callbacks import (
     Outcome,
     Reply,
     after,
+    answered,
     event_body,
     outbox_of,
     pause,
@@ -174,3 +175,53 @@ def test_r_stop_a_deleted_job_gives_its_event_a_minute_and_then_goes() -> None:
     assert plan.status is not None
     gone = replace(late, job=late.job.model_copy(update={"status": plan.status}))
     assert decide(gone).actions == (RemoveFinalizer(),)
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "reply", "retry_after"),
+    [
+        pytest.param(204, "", Reply.TAKEN, None, id="R-CALLBACK 2xx takes it"),
+        pytest.param(410, "9", Reply.GONE, None, id="R-CALLBACK 410 ends it at once"),
+        pytest.param(302, "9", Reply.FAILED, None, id="R-CALLBACK a redirect takes nothing"),
+        pytest.param(429, "7", Reply.FAILED, 7.0, id="R-CALLBACK 429 in seconds"),
+        pytest.param(503, " 120 ", Reply.FAILED, 120.0, id="R-CALLBACK 503 in seconds"),
+        pytest.param(
+            503, "Fri, 01 May 2026 12:01:30 GMT", Reply.FAILED, 90.0, id="R-CALLBACK until a date"
+        ),
+        pytest.param(
+            503, "Friday, 01-May-26 12:01:30 GMT", Reply.FAILED, 90.0, id="R-CALLBACK an old date"
+        ),
+        pytest.param(
+            429, "Fri, 01 May 2026 11:00:00 GMT", Reply.FAILED, 0.0, id="R-CALLBACK a past date"
+        ),
+        pytest.param(429, "9" * 400, Reply.FAILED, float("inf"), id="R-CALLBACK for ever"),
+        pytest.param(429, "-5", Reply.FAILED, None, id="R-CALLBACK less than nothing"),
+        pytest.param(503, "soon", Reply.FAILED, None, id="R-CALLBACK in odd words"),
+        pytest.param(503, "\u00b2", Reply.FAILED, None, id="R-CALLBACK in odd digits"),
+        pytest.param(
+            503,
+            f"Wed, 21 Oct {'9' * 30} 07:28:00 GMT",
+            Reply.FAILED,
+            None,
+            id="R-CALLBACK a far year",
+        ),
+    ],
+)
+def test_what_an_answer_means(
+    code: int, header: str, reply: Reply, retry_after: float | None
+) -> None:
+    outcome = answered(code, header, NOW)
+    assert (outcome.reply, outcome.retry_after) == (reply, retry_after)
+    assert pause("evt_a", 1, outcome.retry_after) <= 3600
+    assert outcome.reply is Reply.TAKEN or str(code) in outcome.error
+
+
+def test_r_callback_a_redirect_says_that_nobody_follows_it() -> None:
+    assert answered(308, "", NOW).error.endswith("redirects are not followed")
+
+
+def test_r_callback_72_hours_count_from_the_first_try_not_from_the_end() -> None:
+    """An operator that was away for a week tells all the same, and tries more than once."""
+    late = NOW + timedelta(days=7)
+    tried = after(owed(), Outcome(Reply.FAILED, late, "500"))
+    assert (tried.state, tried.first_attempt_at) == (DeliveryState.PENDING, late)

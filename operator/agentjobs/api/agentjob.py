@@ -386,6 +386,8 @@ class Delivery(Model):
     """pending, delivered or given_up."""
     attempts: Annotated[int, Field(ge=0)] = 0
     """Tries so far."""
+    first_attempt_at: Time | None = None
+    """When it was tried first."""
     next_attempt_at: Time | None = None
     """When it is tried again."""
     last_error: Annotated[str, Field(max_length=256)] | None = None

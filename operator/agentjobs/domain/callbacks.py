@@ -9,8 +9,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Any
 
 from agentjobs.api.agentjob import AgentJob, AgentJobStatus, Delivery, DeliveryState, Outbox
@@ -22,6 +24,7 @@ FIRST_RETRY_SECONDS = 5
 RETRY_FACTOR = 3
 LARGEST_RETRY_SECONDS = 6 * 3600
 RETRY_WINDOW = timedelta(hours=72)
+"""Counted from the first try: an operator that was away does not use it up."""
 LARGEST_RETRY_AFTER = 3600.0
 DELETION_PATIENCE = timedelta(seconds=60)
 """How long the deletion of an AgentJob waits for what is owed."""
@@ -56,6 +59,35 @@ class Outcome:
     error: str = ""
     retry_after: float | None = None
     """Seconds that the receiver asked for."""
+
+
+def answered(code: int, retry_after: str, now: datetime) -> Outcome:
+    """What a receiver's answer means.
+
+    :param code: HTTP status code.
+    :param retry_after: the header of that name (RFC 9110, 10.2.3), empty where there is none.
+    """
+    if HTTPStatus.OK <= code < HTTPStatus.MULTIPLE_CHOICES:
+        return Outcome(Reply.TAKEN, now)
+    text = f"the receiver answered {code}"
+    if code == HTTPStatus.GONE:
+        return Outcome(Reply.GONE, now, text)
+    if HTTPStatus.MULTIPLE_CHOICES <= code < HTTPStatus.BAD_REQUEST:
+        return Outcome(Reply.FAILED, now, f"{text}, a redirect; redirects are not followed")
+    return Outcome(Reply.FAILED, now, text, _seconds_asked(retry_after.strip(), now))
+
+
+def _seconds_asked(retry_after: str, now: datetime) -> float | None:
+    """How long a receiver wants to be left alone: whole seconds, or until a date."""
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        until = parsedate_to_datetime(retry_after)
+    except (ValueError, OverflowError):
+        return None
+    # A date without a zone is one of HTTP's old forms, which are in GMT too.
+    until = until if until.tzinfo else until.replace(tzinfo=UTC)
+    return max((until - now).total_seconds(), 0.0)
 
 
 def outbox_of(job: AgentJob, status: AgentJobStatus, now: datetime) -> Outbox | None:
@@ -108,13 +140,19 @@ def event_body(job: AgentJob, delivery: Delivery, gateway_url: str) -> bytes:
 def after(delivery: Delivery, outcome: Outcome) -> Delivery:
     """The delivery after one more try."""
     attempts = delivery.attempts + 1
-    tried = {"attempts": attempts, "next_attempt_at": None, "last_error": None}
+    first_at = delivery.first_attempt_at or outcome.at
+    tried = {
+        "attempts": attempts,
+        "first_attempt_at": first_at,
+        "next_attempt_at": None,
+        "last_error": None,
+    }
     if outcome.reply is Reply.TAKEN:
         done = {"state": DeliveryState.DELIVERED, "delivered_at": outcome.at}
         return delivery.model_copy(update=tried | done)
     error = cut(one_line(outcome.error), ERROR_CHARACTERS)
     next_at = outcome.at + timedelta(seconds=pause(delivery.id, attempts, outcome.retry_after))
-    if outcome.reply is Reply.GONE or next_at > delivery.time + RETRY_WINDOW:
+    if outcome.reply is Reply.GONE or next_at > first_at + RETRY_WINDOW:
         given_up = {"state": DeliveryState.GIVEN_UP, "last_error": error}
         return delivery.model_copy(update=tried | given_up)
     return delivery.model_copy(update=tried | {"next_attempt_at": next_at, "last_error": error})
