@@ -2,6 +2,8 @@
 
 import base64
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +12,25 @@ import pytest
 from typing_extensions import override
 
 from agentjobs.api.names import State
-from agentjobs.domain.output import MISSING, Gap, Head, Mark, Whole, chunk_name, stream_name
+from agentjobs.contract.operations import Stream
+from agentjobs.domain.output import (
+    LEFT,
+    MISSING,
+    REPORTED,
+    Gap,
+    Head,
+    Mark,
+    Whole,
+    chunk_name,
+    moment,
+    stream_name,
+)
 from agentjobs.gateway.keys import Keys
-from agentjobs.gateway.known import JobRecord, Name
-from agentjobs.gateway.outputs import Outputs, Which
+from agentjobs.gateway.known import JobRecord, Name, record_of
+from agentjobs.gateway.outputs import CLOSES_AFTER, Outputs, Which
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.store import OutputStore
+from tests.builders import an_agentjob
 
 KEYS = Keys(name=b"n" * 32, state=(b"s" * 32,))
 STREAM = stream_name(1, 0, "pod-1")
@@ -249,6 +264,67 @@ async def test_r_output_of_all_attempts_is_read_one_after_the_other(store: Outpu
     assert await read_all(outputs, record(State.DONE, archived=True), 65536) == (b"a1a3", 2)
     page = await outputs.page(KEYS, job, Which(attempt=1), cursor="", limit=65536)
     assert (page.data, page.end) == ("a1", True)
+
+
+LONG_AGO = datetime.now(UTC) - 2 * CLOSES_AFTER
+JUST_NOW = datetime.now(UTC) + timedelta(hours=1)
+
+
+async def read_as_it_comes(
+    store: OutputStore, kind: Stream, ended: tuple[tuple[int, datetime], ...], attempt: int | None
+) -> tuple[bytes, list[tuple[int, str]], bool]:
+    """What a reader gets of two attempts, the second of which goes on."""
+    below = f"u1/{REPORTED}/" if kind is Stream.REPORTED else "u1/"
+    for number in (1, 2):
+        path = f"{below}{stream_name(number, 0, f'p{number}')}/{chunk_name(0)}"
+        await store.put(path, Head(Mark()).encode() + b"a%d" % number)
+    outputs, which = Outputs(store), Which(attempt=attempt, kind=kind)
+    got, gaps, cursor, end = b"", [], "", False
+    for _ in range(4):
+        job = replace(record(), ended=ended)
+        page = await outputs.page(KEYS, job, which, cursor=cursor, limit=65536)
+        got, cursor, end = got + page.data.encode(), page.next, page.end
+        gaps += [(gap.offset, gap.reason) for gap in page.gaps]
+    return got, gaps, end
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "attempt", "expected"),
+    [
+        pytest.param(
+            Stream.PRINTED, LONG_AGO, None, (b"a1a2", [(2, LEFT)], False), id="printed, not ended"
+        ),
+        pytest.param(Stream.PRINTED, JUST_NOW, None, (b"a1", [], False), id="it may still come"),
+        pytest.param(
+            Stream.PRINTED, LONG_AGO, 1, (b"a1", [], False), id="there is nothing else to read"
+        ),
+        pytest.param(Stream.REPORTED, LONG_AGO, None, (b"a1a2", [], False), id="reported"),
+        pytest.param(Stream.REPORTED, LONG_AGO, 1, (b"a1", [], True), id="nobody reports any more"),
+        pytest.param(Stream.REPORTED, JUST_NOW, 1, (b"a1", [], False), id="on its way"),
+    ],
+)
+async def test_r_output_nobody_is_held_up_by_an_attempt_that_another_one_followed(
+    store: OutputStore,
+    kind: Stream,
+    ended: datetime,
+    attempt: int | None,
+    expected: tuple[bytes, list[tuple[int, str]], bool],
+) -> None:
+    assert await read_as_it_comes(store, kind, ((1, ended),), attempt) == expected
+
+
+def test_r_output_when_attempts_ended_is_known_of_lost_ones_too() -> None:
+    def attempt(number: int, **times: str) -> dict[str, object]:
+        return {"number": number, "jobName": f"job-{number}", **times}
+
+    first, third = "2026-03-01T12:00:00Z", "2026-03-01T13:00:00Z"
+    attempts = [
+        attempt(1, startedAt=first, finishedAt=first),
+        attempt(2, startedAt=first),
+        attempt(3, startedAt=third),
+    ]
+    job = an_agentjob(status={"state": "running", "attempts": attempts})
+    assert record_of(job.to_json()).ended == ((1, moment(first)), (2, moment(third)))
 
 
 async def test_r_output_a_cursor_of_another_job_is_refused(store: OutputStore) -> None:

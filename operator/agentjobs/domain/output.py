@@ -68,6 +68,7 @@ OVERTAKEN: Final = (
 )
 LOST: Final = "the container's log was gone before it could be read to its end"
 MISSING: Final = "it was kept, and is not in the store any more"
+LEFT: Final = "it was not in the store when it was passed over; once the job is over it may be"
 
 
 class NoLogError(ValueError):

@@ -5,14 +5,14 @@ Read by every call, written by the watches and, right after a write of our own, 
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from agentjobs.api.agentjob import AgentJob, ToolKind
+from agentjobs.api.agentjob import AgentJob, Attempt, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.inputrequest import InputRequest
 from agentjobs.api.names import TERMINAL_STATES, State
@@ -58,6 +58,8 @@ class JobRecord:
     """When its tool last told how far it is."""
     pods: tuple[str, ...] = ()
     """Uids of the pods that may report for it."""
+    ended: tuple[tuple[int, datetime], ...] = ()
+    """Numbers of the attempts that have ended, and when they had at the latest."""
 
     @property
     def over(self) -> bool:
@@ -95,7 +97,17 @@ def record_of(body: dict[str, Any]) -> JobRecord:
         told_at=(job.status.progress and job.status.progress.at) or NEVER,
         pods=job.status.pod_uids or (),
         archived=is_archived(job.status) or (bool(job.status.finished_at) and not began),
+        ended=tuple(_ends(job.status.attempts or ())),
     )
+
+
+def _ends(attempts: Sequence[Attempt]) -> Iterator[tuple[int, datetime]]:
+    """When attempts had ended; of a lost one nobody knows, but the next began after it."""
+    for at, each in enumerate(attempts):
+        later = (other.started_at for other in attempts[at + 1 :])
+        ended = each.finished_at or next(filter(None, later), None)
+        if ended:
+            yield each.number, ended
 
 
 class KnownJobs:

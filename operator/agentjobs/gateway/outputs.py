@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agentjobs.api.agentjob import AgentJob
@@ -15,6 +16,7 @@ from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.output import (
     END,
+    LEFT,
     MISSING,
     REPORTED,
     Head,
@@ -31,7 +33,7 @@ from agentjobs.gateway.cursors import open_cursor, seal_cursor
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord
 from agentjobs.gateway.problems import try_later
-from agentjobs.store import MissingObjectError, OutputStore, StoreError
+from agentjobs.store import PATIENCE_SECONDS, MissingObjectError, OutputStore, StoreError
 
 log = logging.getLogger(__name__)
 NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
@@ -39,6 +41,8 @@ CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
 LISTED_JOBS = 64
 """Chunks are only added, so a list is good for all that it shows; to list anew is dear in S3."""
+CLOSES_AFTER = timedelta(seconds=3 * PATIENCE_SECONDS)
+"""After the end of an attempt: what one piece asks of the store that is handed in just before."""
 DATA_BYTES = MAX_PAGE_BYTES - 2048
 """Of a page as JSON; the rest is for what stands around it."""
 
@@ -96,6 +100,21 @@ class _Listing:
     streams: Mapping[str, Stored]
     final: bool
     """Whether it was listed after all had been stored."""
+    closed: frozenset[int] = frozenset()
+    """Attempts of which it was listed long after they had ended."""
+
+    def missing(self, which: Which, stream: str, following: str) -> str:
+        """What is said of what a stream lacks; empty while it may come.
+
+        :param following: the stream that is read after it; empty: there is none.
+        """
+        if self.final:
+            return MISSING
+        # Nobody reports for an attempt that has ended. What it printed may be stored still, however
+        # late; who has nothing else to read waits for it.
+        waits = which.kind is Stream.PRINTED and not following
+        place = parse_stream_name(stream)
+        return LEFT if place and place[0] in self.closed and not waits else ""
 
 
 class Outputs:
@@ -188,7 +207,8 @@ class Outputs:
         assert self._store is not None  # noqa: S101 - asked by `piece`
         # Whether it can change is asked first: what is stored meanwhile must not be missed.
         final, below = which.is_final(record), which.below(record)
-        listing = _Listing(stored_streams(await self._store.names(below)), final)
+        closed = _closed(record, datetime.now(UTC))
+        listing = _Listing(stored_streams(await self._store.names(below)), final, closed)
         self._listings[below] = listing
         self._listings.move_to_end(below)
         while len(self._listings) > LISTED_JOBS:
@@ -222,8 +242,9 @@ class Outputs:
         while stream:
             stored = listing.streams.get(stream, Stored())
             path = f"{which.below(record)}/{stream}"
-            part = await self._read(path, stored, offset, limit, final=listing.final)
             following = next((each for each in streams if each > stream), "")
+            missing = listing.missing(which, stream, following)
+            part = await self._read(path, stored, offset, limit, missing)
             if part.end and not part.data and following:
                 gaps += part.gaps
                 stream, offset = following, 0
@@ -238,8 +259,13 @@ class Outputs:
         return _Part(b"", after=0, gaps=(), end=listing.final)
 
     async def _read(
-        self, path: str, stored: Stored, offset: int, limit: int, *, final: bool
+        self, path: str, stored: Stored, offset: int, limit: int, missing: str
     ) -> "_Part":
+        """A part of one stream.
+
+        :param missing: what is said of what is not there; empty: nothing yet, it is waited for.
+        """
+        final = bool(missing)
         whole = await self._whole(path, stored, final=final)
         begin, data, gaps = offset, *await self._range(path, stored.starts, offset, limit)
         if final and not data:
@@ -259,7 +285,7 @@ class Outputs:
             gap for gap in gaps if offset <= gap.offset < after or (end and gap.offset == after)
         )
         if begin > offset or (end and not whole):
-            shown = (Gap(offset=offset, reason=MISSING), *shown)
+            shown = (Gap(offset=offset, reason=missing), *shown)
         return _Part(data, after=after, gaps=shown, end=end)
 
     async def _range(
@@ -311,6 +337,11 @@ class Outputs:
 
 def _shown(gaps: Iterable[StoredGap]) -> tuple[Gap, ...]:
     return tuple(Gap(offset=gap.offset, reason=gap.reason) for gap in gaps)
+
+
+def _closed(record: JobRecord, now: datetime) -> frozenset[int]:
+    """Attempts to whose output nothing is added any more, unless the store fails."""
+    return frozenset(number for number, ended in record.ended if ended + CLOSES_AFTER < now)
 
 
 def _fitting(streams: Iterable[str], which: Which) -> list[str]:
