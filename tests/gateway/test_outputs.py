@@ -1,9 +1,11 @@
 """Output read in pages from the store (R-OUTPUT)."""
 
+import asyncio
 import base64
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 from typing_extensions import override
 
 from agentjobs.api.names import State
+from agentjobs.contract.calls import OutputPage
 from agentjobs.contract.operations import Stream
+from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.output import (
     LEFT,
     MISSING,
@@ -25,12 +29,14 @@ from agentjobs.domain.output import (
     moment,
     stream_name,
 )
+from agentjobs.gateway import outputs as module
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord, Name, record_of
-from agentjobs.gateway.outputs import CLOSES_AFTER, Outputs, Which
+from agentjobs.gateway.outputs import CLOSES_AFTER, READS_AT_ONCE, Outputs, Which
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.store import OutputStore
 from tests.builders import an_agentjob
+from tests.until import until
 
 KEYS = Keys(name=b"n" * 32, state=(b"s" * 32,))
 STREAM = stream_name(1, 0, "pod-1")
@@ -205,6 +211,60 @@ async def test_r_output_reading_lists_a_job_once_for_what_is_there(tmp_path: Pat
     job = record(State.DONE, archived=True)
     got, pages = await read_all(Outputs(store), job, 4096)
     assert (len(got), pages > 9, store.lists) == (size, True, 1)
+
+
+class Silent(OutputStore):
+    """One that answers when it is let."""
+
+    reading = most = 0
+
+    @override
+    async def get(self, path: str) -> bytes:
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        try:
+            await self.answers.wait()
+            return await super().get(path)
+        finally:
+            self.reading -= 1
+
+    @cached_property
+    def answers(self) -> asyncio.Event:
+        return asyncio.Event()
+
+
+async def read_by_many(store: OutputStore, outputs: Outputs) -> list[asyncio.Task[OutputPage]]:
+    """Pages of twice as many chunks as are read at once."""
+    count = 2 * READS_AT_ONCE
+    for number in range(1, count + 1):
+        path = f"u1/{stream_name(number, 0, 'p')}/{chunk_name(0)}"
+        await store.put(path, Head(Mark()).encode() + b"a")
+    pages = [
+        outputs.page(KEYS, record(), Which(attempt=number), cursor="", limit=65536)
+        for number in range(1, count + 1)
+    ]
+    return [asyncio.create_task(page) for page in pages]
+
+
+async def test_r_output_many_readers_at_once_have_few_chunks_in_memory(tmp_path: Path) -> None:
+    store = Silent.open(tmp_path.as_uri())
+    pages = await read_by_many(store, Outputs(store))
+    await until(lambda: store.reading == READS_AT_ONCE)
+    store.answers.set()
+    assert {page.data for page in await asyncio.gather(*pages)} == {"a"}
+    assert store.most == READS_AT_ONCE
+
+
+async def test_r_output_nobody_waits_long_for_others_to_be_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.5)
+    store = Silent.open(tmp_path.as_uri())
+    pages = await read_by_many(store, Outputs(store))
+    async with asyncio.timeout(5):
+        ends = await asyncio.gather(*pages, return_exceptions=True)
+    assert {end.kind for end in ends if isinstance(end, ProblemError)} == {ProblemType.UNAVAILABLE}
+    assert sum(isinstance(end, ProblemError) for end in ends) == 2 * READS_AT_ONCE
 
 
 async def test_r_output_a_gap_stands_where_output_is_missing(store: OutputStore) -> None:

@@ -1,5 +1,6 @@
 """What tools printed, read from the store in pages: it survives the pod (R-OUTPUT)."""
 
+import asyncio
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
 CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
+READS_AT_ONCE = 16
+"""Chunks that are read from the store at once: one takes thrice its size while it is copied."""
 LISTED_JOBS = 64
 """Chunks are only added, so a list is good for all that it shows; to list anew is dear in S3."""
 CLOSES_AFTER = timedelta(seconds=3 * PATIENCE_SECONDS)
@@ -123,6 +126,7 @@ class Outputs:
     def __init__(self, store: OutputStore | None) -> None:
         self._store = store
         self._chunks: OrderedDict[str, tuple[Head, bytes]] = OrderedDict()
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._listings: OrderedDict[str, _Listing] = OrderedDict()
 
     async def page(
@@ -309,17 +313,23 @@ class Outputs:
         return data, gaps
 
     async def _chunk(self, path: str) -> tuple[Head, bytes]:
-        known = self._chunks.get(path)
-        if known:
-            self._chunks.move_to_end(path)
-            return known
-        if self._store is None:
-            raise MissingObjectError(path)
-        read = Head.decode(await self._store.get(path))
+        read = self._chunks.get(path) or await self._fetch(path)
         self._chunks[path] = read
+        self._chunks.move_to_end(path)
         while len(self._chunks) > CACHED_CHUNKS:
             self._chunks.popitem(last=False)
         return read
+
+    async def _fetch(self, path: str) -> tuple[Head, bytes]:
+        if self._store is None:
+            raise MissingObjectError(path)
+        try:
+            # However many wait, nobody waits for longer than the store may take for one of them.
+            async with asyncio.timeout(PATIENCE_SECONDS), self._reads:
+                # Another reader may have brought it meanwhile.
+                return self._chunks.get(path) or Head.decode(await self._store.get(path))
+        except TimeoutError as error:
+            raise StoreError(f"{path} cannot be read: others are waited for") from error
 
     async def _whole(self, path: str, stored: Stored, *, final: bool) -> Whole | None:
         """What a stream came to, where that is known."""
