@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from agentjobs.domain.pods import COMPLETION_INDEX, completion_of
 from tests.controlplane.reporting import Reporter, running, token_of
 from tests.controlplane.stage import Place, Scenario, scenario, told_in
 from tests.controlplane.tenants import CALLS, Tenant, wait_until
@@ -107,26 +108,49 @@ def not_mirrored_yet(place: Place) -> None:
     gateway = place.stage.replicas[0]
     operator = place.stage.operator(place)
     place.tool("reports", resultFrom="report")
-    place.create("c", toolRef={"kind": "AgentTool", "name": "reports"})
-    job = place.until_job("c")
+    # The names of its pods have its name's beginning alone.
+    name = "c" * 61
+    place.create(name, toolRef={"kind": "AgentTool", "name": "reports"})
+    job = place.until_job(name)
     operator.freeze()
     try:
-        pod = place.until_pod("c")
+        pod = place.until_pod(name)
         place.kubelet.start(pod)
-        c = Reporter(gateway, place, "c", token_of(place, pod))
+        c = Reporter(gateway, place, name, token_of(place, pod))
         early = c.tell("result", b"early")
         assert (early.code, early.problem) == (503, "pod-not-known")
         assert early.headers["Retry-After"] == "1"
-        assert "result" not in place.status("c")
+        assert "result" not in place.status(name)
     finally:
         operator.resume()
     c.until_taken("result", b"early")
-    assert place.api.get("AgentJob", place.namespace, "c").object()["status"]["result"]["text"] == (
-        "early"
-    )
+    kept = place.api.get("AgentJob", place.namespace, name).object()
+    assert kept["status"]["result"]["text"] == "early"
     place.kubelet.finish(pod)
-    assert place.until_over("c")["state"] == "done"
-    assert job["metadata"]["name"] == "c-1"
+    assert place.until_over(name)["state"] == "done"
+    assert job["metadata"]["name"] == f"{name}-1"
+
+
+@scenario("R-REPORT the completion that a pod is of is read from its name, however long", own=True)
+def names_of_pods(place: Place) -> None:
+    pod = {"containers": [{"name": "x", "image": "registry.invalid/x:1"}], "restartPolicy": "Never"}
+    for length in range(54, 64):
+        indexed = length <= 61
+        body = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "j" * length, "namespace": place.namespace},
+            "spec": {"template": {"spec": pod}},
+        }
+        if indexed:
+            body["spec"] |= {"completionMode": "Indexed", "completions": 2, "parallelism": 2}
+        place.api.create(body)
+    wait_until("pods", lambda: len(place.api.items("Pod", place.namespace)) == 8 * 2 + 2)
+    for pod in place.api.items("Pod", place.namespace):
+        meta = pod["metadata"]
+        index = (meta.get("annotations") or {}).get(COMPLETION_INDEX, 0)
+        job = meta["labels"]["batch.kubernetes.io/job-name"]
+        assert completion_of(meta["name"], job) == int(index)
 
 
 @scenario("R-REPORT R-EVENT large results and long words never make the status too large", own=True)

@@ -16,6 +16,29 @@ TRACKING = "batch.kubernetes.io/job-tracking"
 START_FAILURES = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
 
 
+RANDOM_CHARACTERS = 5
+GENERATED_PREFIX = 63 - RANDOM_CHARACTERS
+"""What a generated name keeps of what it is made from (k8s.io/apiserver, storage/names)."""
+
+
+def completion_of(pod_name: str, job_name: str) -> int | None:
+    """Which completion of a Job a pod is, by its name; None: it is none of its pods.
+
+    0 where the Job is not indexed. Names are `<job>-<random>`, or `<job>-<index>-<random>` where it
+    is. Both are cut: the first at its end, so that a long name has no dash; the second before the
+    index (`podGenerateNameWithIndex` of the Job controller).
+    """
+    made_from = pod_name[:-RANDOM_CHARACTERS]
+    if made_from == f"{job_name}-"[:GENERATED_PREFIX]:
+        return 0
+    index = made_from.removesuffix("-").rpartition("-")[2]
+    tail = f"-{index}-"
+    indexed = index.isascii() and index.isdecimal()
+    if indexed and made_from == job_name[: GENERATED_PREFIX - len(tail)] + tail:
+        return int(index)
+    return None
+
+
 def parse_time(text: str | None) -> datetime | None:
     """Read an RFC 3339 time; absent and epoch are None."""
     if not text:

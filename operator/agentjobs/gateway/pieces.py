@@ -13,7 +13,7 @@ from agentjobs.domain.output import (
     chunk_name,
     stream_name,
 )
-from agentjobs.gateway.known import JobRecord
+from agentjobs.domain.pods import completion_of
 from agentjobs.gateway.pods import JobsOfPods
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Pod
@@ -49,7 +49,8 @@ class Pieces:
             raise ProblemError(
                 ProblemType.OUTPUT_NOT_KEPT, "print it; the platform has set no store up"
             )
-        stream = stream_name(record.attempt, _index(record, pod), pod.uid)
+        index = completion_of(pod.name, record.job_name) or 0
+        stream = stream_name(record.attempt, index, pod.uid)
         # A tool that has given up on an answer sends the rest together, while the first is written.
         turn = self._turns.setdefault(record.uid, asyncio.Lock())
         async with turn:
@@ -95,9 +96,3 @@ class Pieces:
 def _piece(content: bytes) -> bytes:
     """Content of the object of a piece."""
     return REPORTED_HEAD + content
-
-
-def _index(record: JobRecord, pod: Pod) -> int:
-    """The completion that a pod is of: `<job>-<index>-<random>`, where the Job is indexed."""
-    index, dash, _ = pod.name.removeprefix(f"{record.job_name}-").partition("-")
-    return int(index) if dash and index.isdecimal() else 0

@@ -4,6 +4,7 @@ from typing import Any
 
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.jobids import parse_job_id
+from agentjobs.domain.pods import completion_of
 from agentjobs.gateway.known import JobRecord, KnownJobs, Name, record_of
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Pod
@@ -33,7 +34,7 @@ class JobsOfPods:
             record = record_of(await self.read(Name(*place)))
         if pod.uid in record.pods:
             return record
-        if not record.job_name or not pod.name.startswith(f"{record.job_name}-"):
+        if not record.job_name or completion_of(pod.name, record.job_name) is None:
             raise not_its_pod()
         if record.over:
             raise ProblemError(ProblemType.JOB_OVER, f"the job is {record.state}")
