@@ -90,11 +90,20 @@ def _build(program: Program) -> None:
     log = cache_directory() / "logs" / f"build-{program.name}.log"
     _go_build(program, partial, log)
     for name, path in program.files.items():
-        # Files in Go's module cache are read-only; a copy of the content is not.
-        shutil.copyfile(_module_directory(program) / path, partial / name)
+        _copy(_module_directory(program) / path, partial / name)
     partial.chmod(0o755)
     partial.rename(target)
     log.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file or a folder. Go's module cache is read-only; a copy of the content is not."""
+    if source.is_dir():
+        target.mkdir()
+        for each in source.iterdir():
+            _copy(each, target / each.name)
+    else:
+        shutil.copyfile(source, target)
 
 
 def _go_build(program: Program, output: Path, log: Path) -> None:

@@ -26,7 +26,7 @@ class Program:
     link: str = ""
     """More linker flags; `{version}` stands for the module's version."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files of the module that are kept with the binaries: name to path in the module."""
+    """Files and folders of the module that are kept with the binaries: name to path in it."""
 
     @property
     def source(self) -> Path:
@@ -107,6 +107,13 @@ SEAWEEDFS = Program(
     packages={"weed": "weed"},
     minutes=5,
 )
+KUEUE = Program(
+    name="kueue",
+    module="sigs.k8s.io/kueue",
+    packages={"kueue": "cmd/kueue"},
+    minutes=4,
+    files={"config": "config"},
+)
 
 CONTROL_PLANE = (ETCD, KUBERNETES)
 """What a control plane needs; KWOK comes on top where pods shall seem to run."""
@@ -114,5 +121,5 @@ NODE = (*CONTROL_PLANE, KUBERNETES_NODE, CONTAINERD, COREDNS)
 """What a cluster with real nodes needs."""
 ALL = (ETCD, KUBERNETES, KWOK, KUBERNETES_NODE, CONTAINERD, COREDNS, HELM)
 """In the order in which they are built: the small control plane first."""
-ON_DEMAND = (SEAWEEDFS,)
-"""An S3 server, for long tests only: it is built when one of them asks for it."""
+ON_DEMAND = (SEAWEEDFS, KUEUE)
+"""An S3 server and a queue, for long tests only: each is built when one of them asks for it."""

@@ -296,7 +296,7 @@ def test_r_stop_a_running_pod_is_expired_and_nothing_is_written_twice() -> None:
     ("child", "expected"),
     [
         pytest.param({"single": False}, "stopping | SuspendJob", id="it could be replaced"),
-        pytest.param({"queued": True, "single": False}, "stopping | DeleteJob", id="it is queued"),
+        pytest.param({"queue": "gpus", "single": False}, "stopping | DeleteJob", id="it is queued"),
         pytest.param({"single": False, "suspended": True}, "stopping", id="suspended already"),
         pytest.param({"deleting": True}, "stopping", id="its Job goes already"),
         pytest.param({}, "stopping | ExpirePod", id="no other pod can follow"),
@@ -481,7 +481,7 @@ def test_r_template_suspend_becomes_the_agentjobs(
 
 def test_r_stop_a_suspended_job_resumed_by_its_queue_is_not_suspended_again() -> None:
     job = an_agentjob(queueName="gpus", status=claimed(jobUID="j1"))
-    resumed = a_child(queued=True, suspended=False)
+    resumed = a_child(queue="gpus", suspended=False)
     plan = decide(observed(job, child=resumed, pods=(a_pod(running()),)))
     assert not [a for a in plan.actions if isinstance(a, SuspendJob)]
     assert told(plan) == "running"
@@ -539,6 +539,6 @@ def test_r_attempt_a_queue_takes_the_place_of_a_job_back(
 ) -> None:
     job = an_agentjob(queueName="gpus", status=claimed(jobUID="j1"))
     plan = decide(
-        observed(job, child=a_child(**{"queued": True, "halted": True} | child), pods=(pod,))
+        observed(job, child=a_child(**{"queue": "gpus", "halted": True} | child), pods=(pod,))
     )
     assert told(plan) == expected

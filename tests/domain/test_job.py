@@ -388,6 +388,7 @@ def test_r_attempt_a_cut_name_does_not_end_in_two_hyphens() -> None:
 def test_r_claim_the_placeholder_can_never_run() -> None:
     job = placeholder_job(an_agentjob(), "nightly-index-1")
     assert job["spec"]["suspend"] is True
+    assert job["spec"]["parallelism"] == 0, "a queue that takes in every Job would resume it"
     assert job["metadata"]["name"] == "nightly-index-1"
     assert job["metadata"]["ownerReferences"][0]["uid"] == "a1b2"
     stored = job | {"metadata": job["metadata"] | {"uid": "j1"}}

@@ -34,7 +34,7 @@ BEGUN = {"number": 1, "jobName": JOB_NAME, "jobUID": JOB_UID, "startedAt": stamp
 
 def held(**child: Any) -> JobView:
     """A Job that a queue holds, as of version 7."""
-    return a_child(**{"queued": True, "version": "7"} | child)
+    return a_child(**{"queue": "gpus", "version": "7"} | child)
 
 
 def seen(pods: tuple[PodView, ...], child: JobView, *, now: float = 60, **status: Any) -> Observed:
@@ -150,6 +150,14 @@ def test_r_attempt_a_pod_that_proved_nothing_leaves_the_record() -> None:
     assert plan.status.finished_at is None
 
 
+def test_r_cause_who_waits_in_a_queue_is_told_in_which() -> None:
+    plan = decide(seen((), held(suspended=True)))
+    assert plan.status is not None
+    assert plan.status.waiting is not None
+    assert plan.status.waiting.code == "kueue"
+    assert "LocalQueue gpus" in plan.status.waiting.message
+
+
 def over(**status: Any) -> Any:
     """A job that failed and owes an event."""
     owed = {"id": "evt_1", "type": "job_completed", "time": stamp(55)}
@@ -158,6 +166,15 @@ def over(**status: Any) -> Any:
         state="failed", finishedAt=stamp(55), cause=cause, callback={"deliveries": [owed]}
     )
     return an_agentjob(queueName="gpus", status=whole | status)
+
+
+@pytest.mark.parametrize("suspended", [True, False], ids=["waits in it", "admitted"])
+def test_r_claim_a_placeholder_stays_though_a_default_queue_has_taken_it_in(
+    *, suspended: bool
+) -> None:
+    never = {"cause": {"code": "stopped", "retryable": False, "ran": False}}
+    child = held(suspended=suspended, placeholder=True)
+    assert decide(observed(over(**never), child=child, now=60)).actions == (Deliver("evt_1"),)
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_r_cause_the_pod_of_an_earlier_attempt_proves_nothing_of_the_next() -> N
 def test_r_attempt_a_job_that_its_queue_would_resume_goes_before_the_next(*, asked: bool) -> None:
     spec = {"stop": {"reason": "enough"}} if asked else {}
     job = resting(cause="preempted", queueName="gpus", **spec)
-    child = a_child(queued=True, suspended=True, retired=True)
+    child = a_child(queue="gpus", suspended=True, retired=True)
     plan = decide(observed(job, now=60, child=child))
     if asked:
         assert plan.status is not None

@@ -166,7 +166,7 @@ class Chance:
             created=self.moment(),
             deleting=self.yes(0.2),
             placeholder=self.yes(0.2),
-            queued=self.yes(0.3),
+            queue="batch" if self.yes(0.3) else "",
             suspended=self.yes(),
             halted=self.yes(),
             retired=self.yes(0.2),

@@ -45,7 +45,7 @@ TOGETHER = timedelta(seconds=3)
 def after_end(seen: Observed) -> Plan:
     """Nothing of the job runs any more: settle deliveries, try those due, keep to the TTL."""
     child = seen.child
-    if child is None or child.owner_uid != seen.job.metadata.uid:
+    if child is None or child.owner_uid != seen.job.metadata.uid or child.placeholder:
         return _settle(seen)
     if _must_not_run(seen, child) and not child.queued:
         return Plan(actions=(SuspendJob(child.name, child.uid),))

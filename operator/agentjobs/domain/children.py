@@ -29,8 +29,8 @@ class JobView:
     """metadata.resourceVersion."""
     deleting: bool = False
     placeholder: bool = False
-    queued: bool = False
-    """It has a queue label: Kueue suspends and resumes it."""
+    queue: str = ""
+    """Kueue's LocalQueue that suspends and resumes it, or nothing."""
     suspended: bool = False
     """spec.suspend."""
     halted: bool = False
@@ -68,7 +68,7 @@ class JobView:
             version=meta.get("resourceVersion") or "",
             deleting=bool(meta.get("deletionTimestamp")),
             placeholder=ANNOTATION_PLACEHOLDER in (meta.get("annotations") or {}),
-            queued=LABEL_QUEUE in (meta.get("labels") or {}),
+            queue=(meta.get("labels") or {}).get(LABEL_QUEUE) or "",
             suspended=bool(spec.get("suspend")),
             halted="FailureTarget" in conditions
             or (bool(spec.get("suspend")) and "Suspended" in conditions),
@@ -85,6 +85,11 @@ class JobView:
             failed_message=failed.get("message") or "",
             failed_at=parse_time(failed.get("lastTransitionTime")),
         )
+
+    @property
+    def queued(self) -> bool:
+        """Whether Kueue decides when it runs."""
+        return bool(self.queue)
 
     @property
     def waits_in_vain(self) -> bool:

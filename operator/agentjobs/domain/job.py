@@ -84,10 +84,12 @@ def desired_job(
 def placeholder_job(job: AgentJob, name: str) -> dict[str, Any]:
     """Build a suspended Job that only takes the name of an attempt that must never begin (R-CLAIM).
 
-    A paused former leader that wakes up after its claim finds the name taken.
+    A paused former leader that wakes up after its claim finds the name taken. It makes no pod
+    even where it is resumed: a Kueue with a default queue takes it in, and admits it.
     """
     spec = {
         "suspend": True,
+        "parallelism": 0,
         "backoffLimit": 0,
         "template": {
             "spec": {

@@ -46,7 +46,10 @@ def hopeless(seen: Observed) -> Hopeless | None:
 def waiting_for(seen: Observed, child: JobView) -> Waiting:
     """Say what a claimed attempt that does not run yet waits for."""
     if child.suspended and child.queued:
-        message = f"Job {child.name} waits to be admitted by Kueue"
+        message = (
+            f"Job {child.name} waits in LocalQueue {child.queue} to be admitted by Kueue; "
+            "its Workload says why it is not"
+        )
         return Waiting(code=WaitingCode.KUEUE, message=message)
     if child.suspended:
         return Waiting(code=WaitingCode.SUSPENDED, message=f"Job {child.name} is suspended")
