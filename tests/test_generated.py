@@ -199,6 +199,8 @@ def test_both_programs_know_where_events_may_go(helm: Path, component: str) -> N
     given = environment(helm, component, f"--set-json=callbacks.allow={ALLOW}")
     assert json.loads(given["AGENTJOBS_CALLBACKS_ALLOW"]) == json.loads(ALLOW)
     assert "AGENTJOBS_CALLBACKS_ALLOW" not in environment(helm, component)
+    denied = environment(helm, component, '--set-json=callbacks.deny=["10.1.0.0/16", "fd01::/64"]')
+    assert denied["AGENTJOBS_CALLBACKS_DENY"] == "10.1.0.0/16,fd01::/64"
 
 
 @pytest.mark.parametrize(

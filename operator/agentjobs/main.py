@@ -91,11 +91,11 @@ def _destinations(settings: Settings | GatewaySettings, access: Access) -> Desti
     try:
         return Destinations.from_json(
             settings.callbacks_allow,
-            denied=access.addresses(),
+            denied=(*access.addresses(), *settings.callbacks_deny),
             insecure_loopback=settings.callbacks_insecure_loopback,
         )
     except ValueError as error:
-        raise SettingsError(f"AGENTJOBS_CALLBACKS_ALLOW: {error}") from error
+        raise SettingsError(f"AGENTJOBS_CALLBACKS_ALLOW or _DENY: {error}") from error
 
 
 def open_store(url: str) -> OutputStore | None:

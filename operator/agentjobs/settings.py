@@ -54,6 +54,8 @@ class Settings:
     before an AgentJob is deleted though its output cannot be."""
     callbacks_allow: str = ""
     """Where events may be sent: a JSON list of {namespaces, hosts, cidrs, ports}. None: nowhere."""
+    callbacks_deny: tuple[str, ...] = ()
+    """Networks that no event may be sent to, whatever is allowed."""
     callbacks_insecure_loopback: bool = False
     """Events may go to loopback addresses. For tests on one machine only."""
 
@@ -95,6 +97,7 @@ class Settings:
                 "POD_RETENTION_SECONDS", cls.pod_retention_seconds, least=0
             ),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
+            callbacks_deny=tuple(get.text("CALLBACKS_DENY", "").replace(",", " ").split()),
             callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
             linger_seconds=get.number("LINGER_SECONDS", cls.linger_seconds),
         )
@@ -129,6 +132,8 @@ class GatewaySettings:
     max_reported_output_bytes: int = 64 * 1024 * 1024
     """What the pods of one job may hand in as output, beside what they print."""
     callbacks_allow: str = ""
+    callbacks_deny: tuple[str, ...] = ()
+    """Networks that no event may be sent to, whatever is allowed."""
     callbacks_insecure_loopback: bool = False
 
     @classmethod
@@ -176,6 +181,7 @@ class GatewaySettings:
                 "MAX_REPORTED_OUTPUT_BYTES", cls.max_reported_output_bytes, least=0
             ),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
+            callbacks_deny=tuple(get.text("CALLBACKS_DENY", "").replace(",", " ").split()),
             callbacks_insecure_loopback=get.flag("CALLBACKS_INSECURE_LOOPBACK"),
         )
 

@@ -3,9 +3,10 @@
 import fnmatch
 import ipaddress
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from agentjobs.domain.errors import AgentJobError, InvalidSpecError
@@ -13,21 +14,65 @@ from agentjobs.domain.errors import AgentJobError, InvalidSpecError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-NEVER = tuple(
-    ipaddress.ip_network(text)
-    for text in (
-        "0.0.0.0/8",
-        "169.254.0.0/16",  # link-local, cloud metadata
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-        "::/128",
-        "fe80::/10",
-        "fd00:ec2::254/128",  # cloud metadata
-        "ff00::/8",
-    )
+
+def _networks(*texts: str) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(text) for text in texts)
+
+
+NEVER: Final = _networks(
+    "0.0.0.0/8",
+    "169.254.0.0/16",  # link-local; metadata of most clouds
+    "168.63.129.16/32",  # Azure's agent
+    "100.100.100.200/32",  # metadata: Alibaba
+    "192.0.0.192/32",  # metadata: Oracle
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "::/128",
+    "fe80::/10",
+    "fd00:ec2::/32",  # metadata and other services of a machine: AWS
+    "fd20:ce::254/128",  # Google
+    "fd00:c1::a9fe:a9fe/128",  # Oracle
+    "ff00::/8",
 )
-"""Denied whatever the platform allows."""
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""Denied whatever the platform allows. Loopback has a setting of its own."""
+INNER: Final = _networks(
+    # The registries of special purposes (RFC 6890): not of the public network.
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.2.0/24",
+    "192.88.99.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "2001::/23",  # Teredo, benchmarks, identifiers
+    "2001:db8::/32",
+    "2002::/16",  # 6to4
+    "3fff::/20",
+)
+"""Denied unless a rule names them among its networks."""
+NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+PUBLIC: Final = (ipaddress.IPv6Network("2000::/3"), NAT64)
+"""All of IPv6 that is not private, reserved or unknown: the rest is INNER, too."""
+CARRIERS: Final = (
+    NAT64,
+    ipaddress.IPv6Network("::/96"),  # IPv4-compatible
+    ipaddress.IPv6Network("::ffff:0:0:0/96"),  # IPv4-translated (RFC 2765)
+)
+"""Their last 32 bits are an address of IPv4."""
+ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""The third quarter of an address of any network whose last quarter is one of IPv4 (RFC 5214)."""
+AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
+"""Host and port, nothing else: no user, no percent-encoding, no zone."""
+UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f\\]")
+"""Some parsers pass over these, others end the host there."""
+LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+LONGEST_HOST: Final = 253
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class DeniedError(AgentJobError):
@@ -36,16 +81,28 @@ class DeniedError(AgentJobError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One permission of the platform."""
+    """One permission of the platform: all that it names has to fit."""
 
     namespaces: tuple[str, ...] = ("*",)
     """Patterns of namespaces whose jobs it is for."""
     hosts: tuple[str, ...] = ()
-    """Patterns of host names."""
+    """Patterns of host names; none: any, by its address alone."""
     cidrs: tuple[Network, ...] = ()
-    """Networks whose addresses may be called, by whatever name."""
+    """Networks that the address must be of; none: the public network."""
     ports: tuple[int, ...] = ()
     """Ports; none: any."""
+
+    def names(self, host: str) -> bool:
+        """Whether it may be for a host, whatever its address."""
+        return not self.hosts or _matches(host, self.hosts)
+
+    def reaches(self, address: Address) -> bool:
+        """Whether it is for an address, and for all that this carries inside."""
+        if self.cidrs:
+            return _within(address, self.cidrs) and all(
+                _within(each, self.cidrs) for each in unwrapped(address) if _inner(each)
+            )
+        return not any(_inner(each) for each in unwrapped(address))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +111,9 @@ class Destinations:
 
     rules: tuple[Rule, ...] = ()
     denied: tuple[Network, ...] = ()
-    """Denied besides: the API server."""
+    """Denied besides: the API server, and what the platform says."""
     insecure_loopback: bool = False
-    """Loopback addresses are like others. For tests on one machine only."""
+    """Loopback addresses are like public ones. For tests on one machine only."""
 
     @classmethod
     def from_json(
@@ -64,6 +121,7 @@ class Destinations:
     ) -> Self:
         """Read rules: a JSON list of {namespaces, hosts, cidrs, ports}.
 
+        :param denied: networks and addresses that are never called.
         :raises ValueError: it is none; the message says where.
         """
         rules = json.loads(text) if text else []
@@ -71,7 +129,7 @@ class Destinations:
             raise ValueError("a JSON list of rules is required")  # noqa: TRY004 - text, not a type
         return cls(
             rules=tuple(_rule(rule) for rule in rules),
-            denied=tuple(ipaddress.ip_network(each) for each in denied),
+            denied=_networks(*denied),
             insecure_loopback=insecure_loopback,
         )
 
@@ -81,14 +139,13 @@ class Destinations:
         :raises InvalidSpecError: nothing allows this destination.
         """
         host, port = host_of(url)
-        rules = self._rules(namespace, port)
         literal = as_address(host)
         if literal is not None:
             try:
                 self.check_address(namespace, host, port, literal)
             except DeniedError as error:
                 raise InvalidSpecError(f"spec.callback.url: {error}") from error
-        elif not any(rule.cidrs or _matches(host, rule.hosts) for rule in rules):
+        elif not any(rule.names(host) for rule in self._rules(namespace, port)):
             raise InvalidSpecError(
                 f"spec.callback.url: {host}:{port} is not an allowed destination for namespace "
                 f"{namespace}; the platform's setting callbacks.allow decides"
@@ -99,19 +156,19 @@ class Destinations:
 
         :raises DeniedError: this address may not be called.
         """
-        for plain in unwrapped(address):
-            if plain.is_loopback and self.insecure_loopback:
-                continue
-            if any(plain in network for network in (*NEVER, *self.denied)):
+        for each in unwrapped(address):
+            if each.is_loopback:
+                if not self.insecure_loopback:
+                    raise DeniedError(f"{host} is at {address}, a loopback address")
+            elif _within(each, NEVER) or _within(each, self.denied):
                 raise DeniedError(f"{host} is at {address}, which is never called")
-            if plain.is_loopback:
-                raise DeniedError(f"{host} is at {address}, a loopback address")
-        for rule in self._rules(namespace, port):
-            if _matches(host, rule.hosts) or any(address in network for network in rule.cidrs):
-                return
-        raise DeniedError(
-            f"{host}:{port} at {address} is not an allowed destination for namespace {namespace}"
-        )
+        plain = unwrapped(address)[0]
+        rules = self._rules(namespace, port)
+        if not any(rule.names(host) and rule.reaches(plain) for rule in rules):
+            raise DeniedError(
+                f"{host}:{port} at {address} is not an allowed destination for namespace "
+                f"{namespace}"
+            )
 
     def _rules(self, namespace: str, port: int) -> list[Rule]:
         return [
@@ -124,23 +181,27 @@ class Destinations:
 def host_of(url: str) -> tuple[str, int]:
     """Host (lower case, no brackets, no final dot) and port of a URL.
 
-    A host that is not ASCII is refused: the client normalizes it (RFC 5895), full-width digits to
-    an address that nobody has checked.
+    Refused is whatever one parser reads in another way than the next, so that the host that is
+    checked is the host that is called: what is not ASCII, which clients normalize (RFC 5895) to
+    digits and dots, and the numbers that inet_aton takes for addresses (`127.1`, `0x7f.1`).
 
-    :raises InvalidSpecError: it is no http or https URL, or carries a user name.
+    :raises InvalidSpecError: it is no http or https URL of a plain host.
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        port = parts.port
     except ValueError as error:
-        raise InvalidSpecError(f"spec.callback.url: {error}") from error
-    if parts.scheme not in {"http", "https"} or not host:
-        raise InvalidSpecError("spec.callback.url: an http or https URL is required")
-    if parts.username or parts.password:
-        raise InvalidSpecError("spec.callback.url: user names and passwords are not allowed")
-    if not host.isascii():
-        raise InvalidSpecError("spec.callback.url: the host must be written in ASCII (xn--…)")
-    return host.rstrip(".").lower(), port or (443 if parts.scheme == "https" else 80)
+        raise _no_host(str(error)) from error
+    if parts.scheme not in DEFAULT_PORTS or not parts.netloc:
+        raise _no_host("an http or https URL is required")
+    if "@" in parts.netloc:
+        raise _no_host("user names and passwords are not allowed")
+    if not parts.netloc.isascii():
+        raise _no_host("the host must be written in ASCII (xn--…)")
+    written = AUTHORITY.fullmatch(parts.netloc)
+    if UNPRINTABLE.search(url) or not written or port == 0:
+        raise _no_host("a plain host name or address is required, and no port but 1 to 65535")
+    return _host(written[1].lower()), port or DEFAULT_PORTS[parts.scheme]
 
 
 def as_address(host: str) -> Address | None:
@@ -152,13 +213,75 @@ def as_address(host: str) -> Address | None:
 
 
 def unwrapped(address: Address) -> tuple[Address, ...]:
-    """An address and those that it carries inside: IPv4-mapped, 6to4, Teredo, NAT64."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return (address,)
-    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in NAT64:
-        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return (address, *(each for each in inner if each is not None))
+    """What is connected to, and the addresses that it carries inside, where translators send it.
+
+    An IPv4-mapped address is one of IPv4, for the kernel too.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        return (address.ipv4_mapped,) if address.ipv4_mapped else (address, *_carried(address))
+    return (address,)
+
+
+def _carried(address: ipaddress.IPv6Address) -> Iterator[Address]:
+    """IPv4-compatible, -translated, ISATAP, NAT64, 6to4, Teredo."""
+    number = int(address)
+    carries = _within(address, CARRIERS) or number >> 32 & 0xFFFF_FFFF in ISATAP
+    if carries and not (address.is_unspecified or address.is_loopback):
+        yield ipaddress.IPv4Address(number & 0xFFFF_FFFF)
+    if address in LOCAL_NAT64:
+        yield from _layouts(number)
+    if address.sixtofour:
+        yield address.sixtofour
+    yield from address.teredo or ()
+
+
+def _layouts(number: int) -> Iterator[ipaddress.IPv4Address]:
+    """What a translator with a prefix of 48, 56, 64 or 96 bits would read (RFC 6052, 2.2).
+
+    Bits 64 to 71 are left out. What begins with a zero is part of a longer prefix, or of the zeros
+    after a shorter one.
+    """
+    bits = number >> 64 << 56 | number & (1 << 56) - 1
+    for at in (48, 56, 64, 88):
+        found = ipaddress.IPv4Address(bits >> (120 - at - 32) & 0xFFFF_FFFF)
+        if int(found) >> 24:
+            yield found
+
+
+def _inner(address: Address) -> bool:
+    """Whether an address is of no public network. Loopback is told apart before."""
+    if address.is_loopback:
+        return False
+    outside = address.version == 6 and not _within(address, PUBLIC)  # noqa: PLR2004 - IPv6
+    return outside or _within(address, INNER)
+
+
+def _within(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address in network for network in networks)
+
+
+def _host(written: str) -> str:
+    """A host as it is compared.
+
+    :raises InvalidSpecError: it is no name, and no address as ipaddress writes them.
+    """
+    if written.startswith("["):
+        address = as_address(written[1:-1])
+        if not isinstance(address, ipaddress.IPv6Address):
+            raise _no_host(f"{written} is no address")
+        return str(address)
+    host = written.removesuffix(".")
+    labels = host.split(".")
+    if NUMBER.fullmatch(labels[-1]):
+        if host != written or not isinstance(as_address(host), ipaddress.IPv4Address):
+            raise _no_host(f"{written} is no address; four decimal numbers are")
+    elif len(host) > LONGEST_HOST or not all(LABEL.fullmatch(label) for label in labels):
+        raise _no_host(f"{written} is no host name")
+    return host
+
+
+def _no_host(why: str) -> InvalidSpecError:
+    return InvalidSpecError(f"spec.callback.url: {why}")
 
 
 def _matches(value: str, patterns: Sequence[str]) -> bool:
@@ -168,9 +291,11 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 def _rule(body: Any) -> Rule:
     if not isinstance(body, dict) or set(body) - {"namespaces", "hosts", "cidrs", "ports"}:
         raise ValueError(f"a rule has namespaces, hosts, cidrs, ports: {body!r}")
+    if not body.get("hosts") and not body.get("cidrs"):
+        raise ValueError(f"a rule names hosts, cidrs, or both: {body!r}")
     return Rule(
         namespaces=tuple(body.get("namespaces") or ("*",)),
         hosts=tuple(str(host).lower() for host in body.get("hosts") or ()),
-        cidrs=tuple(ipaddress.ip_network(cidr) for cidr in body.get("cidrs") or ()),
+        cidrs=_networks(*(body.get("cidrs") or ())),
         ports=tuple(int(port) for port in body.get("ports") or ()),
     )
