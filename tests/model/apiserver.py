@@ -41,9 +41,17 @@ class Event(NamedTuple):
 
 
 class Place(NamedTuple):
-    resource: Resource
+    plural: str
     namespace: str
     name: str
+
+
+class Line(NamedTuple):
+    """One line of the audit log: a request that changed something, and what was stored."""
+
+    by: str
+    """Identity, in its Lease, of the operator that asked; empty: somebody else."""
+    event: Event
 
 
 Observer = Callable[[Event, Json | None], None]
@@ -70,10 +78,14 @@ def merged(target: Any, patch: Any) -> Any:
 class ApiServer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._objects: dict[Place, Json] = {}
+        self._objects: dict[str, dict[Place, Json]] = {}
+        """By the plural of their resource."""
+        self._places: dict[str, Place] = {}
+        """By uid."""
         self._version = 100
         self._serial = 0
         self.history: list[Event] = []
+        self.audit: list[Line] = []
         self.observers: list[Observer] = []
         self.answers: Counter[int] = Counter()
         """Refusals by HTTP status code."""
@@ -88,19 +100,20 @@ class ApiServer:
     # --- reading
 
     def find(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        return self._objects.get(Place(resource, namespace, name))
+        return self._of(resource).get(Place(resource.plural, namespace, name))
 
     def all(self, resource: Resource) -> list[Json]:
-        return [body for place, body in self._objects.items() if place.resource == resource]
+        return list(self._of(resource).values())
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        body = self._objects.get(Place(resource, namespace, name))
+        body = self.find(resource, namespace, name)
         if body is None:
             raise self._refusal(404, f"{resource.plural} {name} not found")
         return body
 
     def by_uid(self, resource: Resource, uid: str) -> Json | None:
-        return next((b for b in self.all(resource) if b["metadata"]["uid"] == uid), None)
+        place = self._places.get(uid)
+        return self._of(resource).get(place) if place else None
 
     def listed(self, resource: Resource, params: Mapping[str, str] | None) -> Json:
         items = self.all(resource)
@@ -114,9 +127,9 @@ class ApiServer:
 
     def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Json:
         made = copied(body)
-        place = Place(resource, namespace, made["metadata"]["name"])
-        if place in self._objects:
-            raise self._refusal(409, f"{resource.plural} {place.name} already exists")
+        name = made["metadata"]["name"]
+        if self.find(resource, namespace, name):
+            raise self._refusal(409, f"{resource.plural} {name} already exists")
         if resource == JOBS and self.full:
             raise self._refusal(403, 'jobs "x" is forbidden: exceeded quota: jobs')
         self._serial += 1
@@ -130,7 +143,7 @@ class ApiServer:
             made["status"] = {}
         if resource == JOBS:
             made["spec"] = {"completions": 1, "parallelism": 1, "backoffLimit": 6} | made["spec"]
-        return self._store(place, made, None)
+        return self._store(resource, made, None)
 
     def patch(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], sub: str = ""
@@ -144,14 +157,14 @@ class ApiServer:
         elif resource in {AGENTJOBS, JOBS}:
             patch.pop("status", None)
         new = merged(old, copied(patch))
-        return self._update(Place(resource, namespace, name), old, new)
+        return self._update(resource, old, new)
 
     def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
     ) -> Json:
         old = self.get(resource, namespace, name)
         self._hold_to(old, body["metadata"])
-        return self._update(Place(resource, namespace, name), old, copied(body))
+        return self._update(resource, old, copied(body))
 
     def delete(
         self,
@@ -177,7 +190,7 @@ class ApiServer:
             change["deletionGracePeriodSeconds"] = grace
         else:
             change["generation"] = meta["generation"] + 1
-        self._update(Place(resource, namespace, name), old, merged(old, {"metadata": change}))
+        self._update(resource, old, merged(old, {"metadata": change}))
 
     def _hold_to(self, old: Json, meta: Mapping[str, Any]) -> None:
         for field in ("uid", "resourceVersion"):
@@ -185,29 +198,34 @@ class ApiServer:
             if wanted is not None and wanted != old["metadata"][field]:
                 raise self._refusal(409, f"{old['metadata']['name']}: the {field} is another")
 
-    def _update(self, place: Place, old: Json, new: Json) -> Json:
+    def _update(self, resource: Resource, old: Json, new: Json) -> Json:
         meta = new["metadata"]
-        if place.resource == AGENTJOBS:
+        if resource == AGENTJOBS:
             self._check(old, new)
-        if place.resource in {AGENTJOBS, JOBS} and new.get("spec") != old.get("spec"):
+        if resource in {AGENTJOBS, JOBS} and new.get("spec") != old.get("spec"):
             meta["generation"] = old["metadata"]["generation"] + 1
         if new == old:
             return old
-        return self._store(place, new, old)
+        return self._store(resource, new, old)
 
-    def _store(self, place: Place, new: Json, old: Json | None) -> Json:
+    def _store(self, resource: Resource, new: Json, old: Json | None) -> Json:
         self._version += 1
         meta = new["metadata"] = dict(new["metadata"], resourceVersion=str(self._version))
-        if "deletionTimestamp" in meta and not meta.get("finalizers") and not _held(place, meta):
-            self._objects.pop(place, None)
-            event = Event(place.resource, "DELETED", new)
+        place = Place(resource.plural, meta.get("namespace", ""), meta["name"])
+        if "deletionTimestamp" in meta and not meta.get("finalizers") and not _held(resource, meta):
+            del self._of(resource)[place], self._places[meta["uid"]]
+            event = Event(resource, "DELETED", new)
         else:
-            self._objects[place] = new
-            event = Event(place.resource, "MODIFIED" if old else "ADDED", new)
+            self._of(resource)[place], self._places[meta["uid"]] = new, place
+            event = Event(resource, "MODIFIED" if old else "ADDED", new)
         self.history.append(event)
+        self.audit.append(Line(self.written_by, event))
         for observer in self.observers:
             observer(event, old)
         return new
+
+    def _of(self, resource: Resource) -> dict[Place, Json]:
+        return self._objects.setdefault(resource.plural, {})
 
     def _check(self, old: Json, new: Json) -> None:
         """The rules of the CRD that hold an end, and finalizers of what is being deleted."""
@@ -252,6 +270,6 @@ def _grace(resource: Resource, body: Json, asked: int | None) -> int:
     return int(own if asked is None else asked)
 
 
-def _held(place: Place, meta: Json) -> bool:
+def _held(resource: Resource, meta: Json) -> bool:
     """Whether a pod that is being deleted waits for its kubelet."""
-    return place.resource == PODS and meta.get("deletionGracePeriodSeconds", 0) > 0
+    return resource == PODS and meta.get("deletionGracePeriodSeconds", 0) > 0

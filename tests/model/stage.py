@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from agentjobs import passes
 from agentjobs.kube import PODS, KubeError
 from tests.model.apiserver import Json
+from tests.model.audit import slots_in
 from tests.model.cluster import Cluster
 from tests.model.process import TERMS, Process
 from tests.model.truth import RuleBroken
@@ -144,6 +145,7 @@ class Stage(RuleBasedStateMachine):
             self.counts["questions withdrawn"] += self.truth.closed["withdrawn"]
             self.counts["limits exceeded by a claim that came late"] += self.truth.exceeded
             self.counts += self._attempts()
+            self.counts += slots_in(self.server.audit)
             total.update(self.counts)
 
     def _attempts(self) -> Counter[str]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.model.audit import CHANGED, EXCEEDED
 from tests.model.machine import Histories
 from tests.model.stage import total
 
@@ -76,4 +77,6 @@ def test_r_level_every_history_ends_well(capsys: pytest.CaptureFixture[str]) -> 
     with capsys.disabled():
         print(f"\n{report}; {time.perf_counter() - began:.0f} s, seed {number}")  # noqa: T201
     assert total["histories"] >= COUNT
+    assert total[EXCEEDED] == 0, "R-SLOTS: counted from the audit log"
+    assert total[CHANGED] >= COUNT / 2, "R-SLOTS: leaders must change while slots are taken"
     assert [fault for fault in FAULTS if not total[fault]] == []

@@ -12,7 +12,9 @@ def one_line(text: str) -> str:
 
     They are taken out so that no tool's words can forge another event or a user's turn.
     """
-    return " ".join("".join(" " if _unsafe(c) else c for c in text).split())
+    if not text.isprintable():
+        text = "".join(" " if _unsafe(c) else c for c in text)
+    return " ".join(text.split())
 
 
 def cut(text: str, characters: int) -> str:
