@@ -386,8 +386,10 @@ class Delivery(Model):
     """pending, delivered or given_up."""
     attempts: Annotated[int, Field(ge=0)] = 0
     """Tries so far."""
+    holds: Annotated[int, Field(ge=0)] = 0
+    """Times that it was due and held back, because its destination failed time after time."""
     first_attempt_at: Time | None = None
-    """When it was tried first."""
+    """When it was first due, and tried or held back."""
     next_attempt_at: Time | None = None
     """When it is tried again."""
     last_error: Annotated[str, Field(max_length=256)] | None = None

@@ -48,6 +48,8 @@ class Reply(StrEnum):
     """410: the receiver wants no more."""
     FAILED = "failed"
     """Anything else; tried again."""
+    HELD = "held"
+    """It was due and not sent: nothing is, to a destination that fails time after time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class Outcome:
     at: datetime
     error: str = ""
     retry_after: float | None = None
-    """Seconds that the receiver asked for."""
+    """Seconds that the receiver asked for, or that an event is held back."""
+    works: bool | None = None
+    """Whether somebody is there who can take events; None: the try says nothing of that."""
 
 
 def answered(code: int, retry_after: str, now: datetime) -> Outcome:
@@ -68,13 +72,16 @@ def answered(code: int, retry_after: str, now: datetime) -> Outcome:
     :param retry_after: the header of that name (RFC 9110, 10.2.3), empty where there is none.
     """
     if HTTPStatus.OK <= code < HTTPStatus.MULTIPLE_CHOICES:
-        return Outcome(Reply.TAKEN, now)
+        return Outcome(Reply.TAKEN, now, works=True)
     text = f"the receiver answered {code}"
     if code == HTTPStatus.GONE:
-        return Outcome(Reply.GONE, now, text)
+        return Outcome(Reply.GONE, now, text, works=True)
     if HTTPStatus.MULTIPLE_CHOICES <= code < HTTPStatus.BAD_REQUEST:
-        return Outcome(Reply.FAILED, now, f"{text}, a redirect; redirects are not followed")
-    return Outcome(Reply.FAILED, now, text, _seconds_asked(retry_after.strip(), now))
+        text = f"{text}, a redirect; redirects are not followed"
+        return Outcome(Reply.FAILED, now, text, works=True)
+    works = code < HTTPStatus.INTERNAL_SERVER_ERROR and code != HTTPStatus.TOO_MANY_REQUESTS
+    asked = _seconds_asked(retry_after.strip(), now)
+    return Outcome(Reply.FAILED, now, text, asked, works=works)
 
 
 def _seconds_asked(retry_after: str, now: datetime) -> float | None:
@@ -138,11 +145,13 @@ def event_body(job: AgentJob, delivery: Delivery, gateway_url: str) -> bytes:
 
 
 def after(delivery: Delivery, outcome: Outcome) -> Delivery:
-    """The delivery after one more try."""
-    attempts = delivery.attempts + 1
+    """The delivery after one more try, or after it was held back."""
+    held = outcome.reply is Reply.HELD
+    attempts, holds = delivery.attempts + (not held), delivery.holds + held
     first_at = delivery.first_attempt_at or outcome.at
     tried = {
         "attempts": attempts,
+        "holds": holds,
         "first_attempt_at": first_at,
         "next_attempt_at": None,
         "last_error": None,
@@ -151,18 +160,19 @@ def after(delivery: Delivery, outcome: Outcome) -> Delivery:
         done = {"state": DeliveryState.DELIVERED, "delivered_at": outcome.at}
         return delivery.model_copy(update=tried | done)
     error = cut(one_line(outcome.error), ERROR_CHARACTERS)
-    next_at = outcome.at + timedelta(seconds=pause(delivery.id, attempts, outcome.retry_after))
+    seconds = pause(delivery.id, attempts + holds, outcome.retry_after)
+    next_at = outcome.at + timedelta(seconds=seconds)
     if outcome.reply is Reply.GONE or next_at > first_at + RETRY_WINDOW:
         given_up = {"state": DeliveryState.GIVEN_UP, "last_error": error}
         return delivery.model_copy(update=tried | given_up)
     return delivery.model_copy(update=tried | {"next_attempt_at": next_at, "last_error": error})
 
 
-def pause(event_id: str, attempts: int, retry_after: float | None) -> float:
+def pause(event_id: str, times: int, retry_after: float | None) -> float:
     """Seconds until the next try: growing, spread by the event's id, and no less than asked for."""
-    grown: int = FIRST_RETRY_SECONDS * RETRY_FACTOR ** min(attempts - 1, 20)
+    grown: int = FIRST_RETRY_SECONDS * RETRY_FACTOR ** min(times - 1, 20)
     base = min(grown, LARGEST_RETRY_SECONDS)
-    spread = hashlib.sha256(f"{event_id}/{attempts}".encode()).digest()[0] / 255
+    spread = hashlib.sha256(f"{event_id}/{times}".encode()).digest()[0] / 255
     asked = min(retry_after or 0.0, LARGEST_RETRY_AFTER)
     return max(base * (1 - JITTER + 2 * JITTER * spread), asked)
 
