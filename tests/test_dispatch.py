@@ -13,6 +13,7 @@ from agentjobs import dispatch
 from agentjobs.dispatch import Dispatcher, Letter
 from agentjobs.domain.callbacks import Outcome, Reply
 from agentjobs.domain.destinations import Destinations
+from agentjobs.metrics import Metrics
 from agentjobs.signing import Signer
 from tests.receiver import Request
 
@@ -41,11 +42,10 @@ async def receiving(handler: Handler) -> AsyncIterator[str]:
 async def sent(url: str, destinations: Destinations = HERE, event: str = "evt_1") -> Outcome:
     """Send one event and wait for what comes of it."""
     told = asyncio.Event()
-    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, destinations, lambda _key: told.set())
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, destinations, lambda _key: told.set(), Metrics())
     dispatcher.submit("key", Letter(event, "team-a", url, BODY))
     await asyncio.wait_for(told.wait(), 10)
-    outcome = dispatcher.outcome(event)
-    assert outcome is not None
+    outcome = dispatcher.outcomes("key")[event]
     await dispatcher.close()
     return outcome
 
@@ -154,7 +154,7 @@ async def test_one_slow_receiver_does_not_delay_another() -> None:
         return web.Response(status=204)
 
     told: asyncio.Queue[str] = asyncio.Queue()
-    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, told.put_nowait)
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, told.put_nowait, Metrics())
     async with receiving(slow) as slow_url, receiving(answering(204)) as fast_url:
         for number in range(20):
             dispatcher.submit(f"slow-{number}", Letter(f"s{number}", "team-a", slow_url, BODY))
@@ -173,7 +173,7 @@ async def test_an_event_is_not_submitted_twice() -> None:
         return web.Response(status=204)
 
     told = asyncio.Event()
-    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, lambda _key: told.set())
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, lambda _key: told.set(), Metrics())
     async with receiving(handler) as url:
         letter = Letter("e", "team-a", url, BODY)
         dispatcher.submit("key", letter)
@@ -181,6 +181,6 @@ async def test_an_event_is_not_submitted_twice() -> None:
         await asyncio.wait_for(told.wait(), 5)
         dispatcher.submit("key", letter)
         assert (calls, dispatcher.busy("e")) == (1, False)
-        dispatcher.settle("e")
-        assert dispatcher.outcome("e") is None
+        dispatcher.settle("key", ["e"])
+        assert dispatcher.outcomes("key") == {}
         await dispatcher.close()

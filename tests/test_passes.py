@@ -87,11 +87,11 @@ class Nothing:
     def post(self, *_: Any) -> None:
         return
 
-    def settle(self, _: str) -> None:
+    def settle(self, *_: Any) -> None:
         return
 
-    def outcome(self, _: str) -> Outcome:
-        return Outcome(Reply.FAILED, at(40), "the receiver answered 500")
+    def outcomes(self, _: Key) -> dict[str, Outcome]:
+        return {"evt_1": Outcome(Reply.FAILED, at(40), "the receiver answered 500")}
 
     def busy(self, _: str) -> bool:
         return True

@@ -20,6 +20,7 @@ import pytest
 from agentjobs import dispatch
 from agentjobs.dispatch import Dispatcher, Letter
 from agentjobs.domain.callbacks import Outcome, Reply
+from agentjobs.metrics import Metrics
 from tests.cluster.pki import Pki
 from tests.test_dispatch import BODY, HERE, SIGNER
 
@@ -71,11 +72,10 @@ async def misbehaving(how: Misbehave, context: ssl.SSLContext | None = None) -> 
 
 async def sent(url: str) -> Outcome:
     told = asyncio.Event()
-    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, lambda _key: told.set())
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, HERE, lambda _key: told.set(), Metrics())
     dispatcher.submit("key", Letter("evt_1", "team-a", url, BODY))
     await asyncio.wait_for(told.wait(), 10)
-    outcome = dispatcher.outcome("evt_1")
-    assert outcome is not None
+    outcome = dispatcher.outcomes("key")["evt_1"]
     await dispatcher.close()
     return outcome
 

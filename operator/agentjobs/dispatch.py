@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
@@ -16,9 +15,12 @@ from aiohttp.resolver import DefaultResolver
 from typing_extensions import override
 
 from agentjobs import __version__
+from agentjobs.domain.breaker import Standing
 from agentjobs.domain.callbacks import Outcome, Reply, answered
 from agentjobs.domain.destinations import DeniedError, Destinations, as_address, host_of
 from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.turns import Lane, Target, Turns
+from agentjobs.metrics import Metrics
 from agentjobs.signing import Signer
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,8 @@ CONNECT_SECONDS = 5
 """For the look-up of the name, too."""
 HEADERS_SECONDS = 10
 """From the beginning of a try until the headers of its answer are there, however they drip."""
-PER_DESTINATION = 4
-AT_ONCE = 256
+PROMPT_SECONDS = 0.25
+"""What takes longer does not keep others waiting; receivers answer within some milliseconds."""
 READ_BYTES = 16 * 1024
 READ_SECONDS = 2
 """For the body, which says nothing that the status has not."""
@@ -47,10 +49,17 @@ class Letter:
 
 
 class Dispatcher(Generic[K]):
-    """Tries events, each on a task of its own, so that no receiver delays another."""
+    """Tries events, each on a task of its own, when `Turns` says that its turn has come.
+
+    What waits here is a part of what the AgentJobs in the cache owe; tasks have a bound.
+    """
 
     def __init__(
-        self, signer: Signer, destinations: Destinations, tell: Callable[[K], None]
+        self,
+        signer: Signer,
+        destinations: Destinations,
+        tell: Callable[[K], None],
+        metrics: Metrics,
     ) -> None:
         """Prepare.
 
@@ -59,58 +68,113 @@ class Dispatcher(Generic[K]):
         self._signer = signer
         self._destinations = destinations
         self._tell = tell
-        self._outcomes: dict[str, Outcome] = {}
+        self._metrics = metrics
+        self._turns = Turns()
+        self._letters: dict[str, tuple[K, Letter]] = {}
+        self._outcomes: dict[K, dict[str, Outcome]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._per_host: dict[tuple[str, int], asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(PER_DESTINATION)
-        )
 
     def submit(self, key: K, letter: Letter) -> None:
-        """Try to deliver an event, unless it is being tried."""
-        if letter.id in self._tasks or letter.id in self._outcomes:
+        """Try to deliver an event as soon as its turn comes, unless that is under way."""
+        if letter.id in self._letters or letter.id in self.outcomes(key):
             return
-        task = asyncio.create_task(self._deliver(key, letter), name=f"deliver-{letter.id}")
-        self._tasks[letter.id] = task
+        self._letters[letter.id] = key, letter
+        self._turns.add(letter.id, _target(letter), datetime.now(UTC))
+        self._send_next()
 
-    def outcome(self, event_id: str) -> Outcome | None:
-        """The outcome of the last try, until it is settled."""
-        return self._outcomes.get(event_id)
+    def outcomes(self, key: K) -> Mapping[str, Outcome]:
+        """What came of the last tries, by event, until it is settled."""
+        return self._outcomes.get(key, {})
 
     def busy(self, event_id: str) -> bool:
-        """Whether the event is being tried."""
-        return event_id in self._tasks
+        """Whether the event is being tried, or waits for its turn."""
+        return event_id in self._letters
 
-    def settle(self, event_id: str) -> None:
-        """Forget an outcome that was written into the status."""
-        self._outcomes.pop(event_id, None)
+    def settle(self, key: K, event_ids: Iterable[str]) -> None:
+        """Forget outcomes that were written into the status."""
+        outcomes = self._outcomes.get(key, {})
+        for each in event_ids:
+            outcomes.pop(each, None)
+        if not outcomes:
+            self._outcomes.pop(key, None)
+
+    def forget(self, key: K) -> None:
+        """Forget what came of the events of an AgentJob that is gone."""
+        self._outcomes.pop(key, None)
+
+    def measure(self) -> None:
+        """Bring the gauges up to date."""
+        self._metrics.deliveries_waiting.set(self._turns.waiting())
+        under_way, standings = self._turns.under_way(), self._turns.standings(datetime.now(UTC))
+        for lane in Lane:
+            self._metrics.deliveries_under_way.labels(lane.value).set(under_way[lane])
+        for standing in (Standing.OPEN, Standing.HALF_OPEN):
+            self._metrics.destinations.labels(standing.value).set(standings[standing])
 
     async def close(self) -> None:
         """End all tries; what they did not deliver stays owed."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := list(self._tasks.values()):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _deliver(self, key: K, letter: Letter) -> None:
+    def _send_next(self) -> None:
+        while turn := self._turns.next():
+            if turn.held:
+                self._end(turn.event_id, turn.held)
+                continue
+            task = asyncio.create_task(self._deliver(turn.event_id), name=f"deliver-{turn.event_id}")
+            self._tasks[turn.event_id] = task
+
+    async def _deliver(self, event_id: str) -> None:
+        _, letter = self._letters[event_id]
+        began = time.perf_counter()
+        alarm = self._linger_later(event_id)
         try:
-            host = host_of(letter.url)
-            async with self._per_host[host], self._slots:
-                outcome = await self._try(letter)
+            outcome = await self._tried(letter)
+        finally:
+            alarm[0].cancel()
+            del self._tasks[event_id]
+        self._metrics.delivery_seconds.observe(time.perf_counter() - began)
+        self._turns.done(event_id, outcome)
+        self._end(event_id, outcome)
+        self._send_next()
+
+    def _linger_later(self, event_id: str) -> list[asyncio.TimerHandle]:
+        """Let others go before a try that takes long; return what is to be cancelled at its end."""
+        loop = asyncio.get_running_loop()
+
+        def linger() -> None:
+            if self._turns.linger(event_id):
+                self._send_next()
+            else:
+                alarm[0] = loop.call_later(PROMPT_SECONDS, linger)
+
+        alarm = [loop.call_later(PROMPT_SECONDS, linger)]
+        return alarm
+
+    def _end(self, event_id: str, outcome: Outcome) -> None:
+        """Keep what came of an event for the next pass over its AgentJob, and ask for that."""
+        key, _ = self._letters.pop(event_id)
+        self._outcomes.setdefault(key, {})[event_id] = outcome
+        denied = outcome.error == NOT_ALLOWED
+        self._metrics.deliveries.labels("denied" if denied else outcome.reply.value).inc()
+        if outcome.reply is not Reply.TAKEN:
+            log.info("event %s was not delivered: %s", event_id, outcome.error)
+        self._tell(key)
+
+    async def _tried(self, letter: Letter) -> Outcome:
+        """Try once; whatever happens has an outcome."""
+        try:
+            return await self._try(letter)
         except (InvalidSpecError, DeniedError) as error:
             # Which address a name has inside is for the platform's log, not for a tenant's status.
             log.warning("event %s goes nowhere: %s", letter.id, error)
-            outcome = Outcome(Reply.FAILED, datetime.now(UTC), NOT_ALLOWED)
+            return Outcome(Reply.FAILED, datetime.now(UTC), NOT_ALLOWED)
         except Exception as error:
             # Without an outcome the event would stay owed, and its AgentJob be kept, for ever.
             log.exception("the try to deliver event %s broke", letter.id)
-            outcome = Outcome(Reply.FAILED, datetime.now(UTC), _unknown(error))
-        finally:
-            self._tasks.pop(letter.id, None)
-        self._outcomes[letter.id] = outcome
-        if outcome.reply is not Reply.TAKEN:
-            log.info("event %s was not delivered: %s", letter.id, outcome.error)
-        self._tell(key)
+            return Outcome(Reply.FAILED, datetime.now(UTC), _unknown(error))
 
     async def _try(self, letter: Letter) -> Outcome:
         host, port = host_of(letter.url)
@@ -149,12 +213,13 @@ class Dispatcher(Generic[K]):
                 return outcome
         except aiohttp.ConnectionTimeoutError:
             text = f"no connection to the receiver within {CONNECT_SECONDS} s"
-            return Outcome(Reply.FAILED, datetime.now(UTC), text)
+            return Outcome(Reply.FAILED, datetime.now(UTC), text, works=False)
         except TimeoutError:
             text = f"no answer within {HEADERS_SECONDS} s"
-            return Outcome(Reply.FAILED, datetime.now(UTC), text)
+            return Outcome(Reply.FAILED, datetime.now(UTC), text, works=False)
         except aiohttp.ClientError as error:
-            return Outcome(Reply.FAILED, datetime.now(UTC), _without_addresses(error))
+            text = _without_addresses(error)
+            return Outcome(Reply.FAILED, datetime.now(UTC), text, works=False)
 
 
 async def _drain(content: aiohttp.StreamReader) -> None:
@@ -192,6 +257,14 @@ class _CheckedResolver(AbstractResolver):
     @override
     async def close(self) -> None:
         await self._resolver.close()
+
+
+def _target(letter: Letter) -> Target:
+    try:
+        return Target(letter.namespace, *host_of(letter.url))
+    except InvalidSpecError:
+        # Its try says so.
+        return Target(letter.namespace, "", 0)
 
 
 def _without_addresses(error: aiohttp.ClientError) -> str:

@@ -52,6 +52,34 @@ class Metrics:
             "agentjobs_end_seconds", "From the tool's end to the terminal status.", buckets=SECONDS,
             registry=self.registry,
         )  # fmt: skip
+        self.deliveries = Counter(
+            "agentjobs_deliveries", "Tries to deliver an event by what came of them.", ["outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.delivery_seconds = Histogram(
+            "agentjobs_delivery_seconds", "Seconds of a try to deliver an event.", buckets=SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        self.deliveries_waiting = Gauge(
+            "agentjobs_deliveries_waiting", "Events that are due and wait for their turn.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.deliveries_under_way = Gauge(
+            "agentjobs_deliveries_under_way", "Tries to deliver an event, by lane.", ["lane"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.destinations = Gauge(
+            "agentjobs_destinations", "Destinations to which nothing is sent, or one try at a time.",
+            ["standing"], registry=self.registry,
+        )  # fmt: skip
+        self.events = Counter(
+            "agentjobs_events", "Events to agent runtimes that are settled, by type and state.",
+            ["type", "state"], registry=self.registry,
+        )  # fmt: skip
+        self.told_seconds = Histogram(
+            "agentjobs_told_seconds", "From the end of a job until its receiver has the event.",
+            buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
         self.streams = Gauge(
             "agentjobs_output_streams", "Containers whose output is followed.",
             registry=self.registry,

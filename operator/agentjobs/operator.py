@@ -59,6 +59,7 @@ class Operator:
         self._catalogue = Catalogue(kube, self._cache, fence=self._lease.fence)
         self._queue: WorkQueue[Key] = WorkQueue(self._handle, settings.workers)
         self._passes: Passes | None = None
+        self._dispatcher: Dispatcher[Key] | None = None
         self._unready = "no contact with the API server yet"
 
     def not_ready(self) -> str:
@@ -73,6 +74,8 @@ class Operator:
         self._metrics.jobs.labels("live").set(len(records) - finished)
         self._metrics.queue.set(len(self._queue))
         self._metrics.leader.set(self._lease.held)
+        if self._dispatcher:
+            self._dispatcher.measure()
 
     async def run(self, signer: Signer, destinations: Destinations) -> int:
         """Run until a signal comes (0), or until it must be started again (1)."""
@@ -83,7 +86,10 @@ class Operator:
         self._unready = ""
         if not await _unless(stop, self._lease.acquire()):
             return 0
-        dispatcher: Dispatcher[Key] = Dispatcher(signer, destinations, self._queue.add)
+        dispatcher: Dispatcher[Key] = Dispatcher(
+            signer, destinations, self._queue.add, self._metrics
+        )
+        self._dispatcher = dispatcher
         streams = self._make_streams()
         code = 0
         try:

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentjobs import codec
-from agentjobs.api.agentjob import AgentJob, AgentJobStatus, ToolKind
+from agentjobs.api.agentjob import AgentJob, AgentJobStatus, DeliveryState, ToolKind
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.api.names import ANNOTATION_RETIRED, FINALIZER, LABEL_JOB, Reason
 from agentjobs.cache import Cache, Key, Record
 from agentjobs.dispatch import Dispatcher, Letter
-from agentjobs.domain.callbacks import event_body
+from agentjobs.domain.callbacks import event_body, pending
 from agentjobs.domain.ending import EXPIRED
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.keeping import is_archived
@@ -133,6 +133,7 @@ class Passes:
         """
         record = self._cache.records.get(key)
         if record is None:
+            self._dispatcher.forget(key)
             return None
         began = time.perf_counter()
         outcome = "error"
@@ -185,7 +186,7 @@ class Passes:
             if plan.status.attempts and not record.claimed:
                 self._cache.reserve(key)
             await self._write_status(key, record, job, plan.status)
-            self._settle(seen)
+            self._settle(key, seen)
         for note in plan.notes:
             self._notices.post(job, note)
         again = False
@@ -214,7 +215,6 @@ class Passes:
         patience = timedelta(seconds=self._policy.node_lost)
         pods, pods_lost_at = lose_pods(pods, self._cache.nodes_of(pods), now, patience)
         owed = [each.id for each in status.callback.deliveries] if status.callback else []
-        outcomes = {each: self._dispatcher.outcome(each) for each in owed}
         return Observed(
             now=now,
             job=job,
@@ -232,7 +232,7 @@ class Passes:
             awaited=self._cache.is_awaited(Key(meta.namespace, meta.name)),
             slots=self._cache.slots(Key(meta.namespace, meta.name)),
             questions=self._cache.questions(meta.uid),
-            outcomes={each: found for each, found in outcomes.items() if found},
+            outcomes=dict(self._dispatcher.outcomes(Key(meta.namespace, meta.name))),
             in_flight=frozenset(each for each in owed if self._dispatcher.busy(each)),
             keeps_output=self._streams is not None,
             said=self._streams.said(meta.uid) if self._streams else Said(),
@@ -333,10 +333,9 @@ class Passes:
                 self._cache.drop_agentjob(key, record.uid)
                 self.forget(record.uid)
 
-    def _settle(self, seen: Observed) -> None:
+    def _settle(self, key: Key, seen: Observed) -> None:
         """Forget what was written into the status."""
-        for event_id in seen.outcomes:
-            self._dispatcher.settle(event_id)
+        self._dispatcher.settle(key, seen.outcomes)
         if self._streams and seen.archived:
             self._streams.settle(seen.job.metadata.uid)
 
@@ -534,6 +533,17 @@ class Passes:
             cause = status.cause.code.value if status.cause else ""
             self._metrics.finished.labels(status.state.value, cause).inc()
             self._metrics.end_seconds.observe(max((now - status.finished_at).total_seconds(), 0))
+        self._measure_events(job.status, status)
+
+    def _measure_events(self, old: AgentJobStatus, new: AgentJobStatus) -> None:
+        owed = {each.id for each in pending(old.callback.deliveries)} if old.callback else set()
+        for each in new.callback.deliveries if new.callback else ():
+            if each.id not in owed or each.state is DeliveryState.PENDING:
+                continue
+            self._metrics.events.labels(each.type.value, each.state.value).inc()
+            if each.delivered_at and new.finished_at:
+                waited = (each.delivered_at - each.time).total_seconds()
+                self._metrics.told_seconds.observe(max(waited, 0))
 
 
 def _source(key: Key, uid: str, action: FollowOutput) -> Source:

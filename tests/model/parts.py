@@ -1,7 +1,7 @@
 """Parts of an operator whose rules are played in virtual time: its work queue, its dispatcher."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from agentjobs.cache import Key
 from agentjobs.dispatch import Letter
@@ -55,23 +55,27 @@ class Post:
 
     def __init__(self, tell: Callable[[Key], None]) -> None:
         self._tell = tell
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[Key, dict[str, Outcome]] = {}
         self.flying: dict[str, tuple[Key, Letter]] = {}
 
     def submit(self, key: Key, letter: Letter) -> None:
-        if letter.id not in self.flying and letter.id not in self._outcomes:
+        if letter.id not in self.flying and letter.id not in self.outcomes(key):
             self.flying[letter.id] = (key, letter)
 
-    def outcome(self, event_id: str) -> Outcome | None:
-        return self._outcomes.get(event_id)
+    def outcomes(self, key: Key) -> Mapping[str, Outcome]:
+        return self._outcomes.get(key, {})
 
     def busy(self, event_id: str) -> bool:
         return event_id in self.flying
 
-    def settle(self, event_id: str) -> None:
-        self._outcomes.pop(event_id, None)
+    def settle(self, key: Key, event_ids: Iterable[str]) -> None:
+        for each in event_ids:
+            self._outcomes.get(key, {}).pop(each, None)
+
+    def forget(self, key: Key) -> None:
+        self._outcomes.pop(key, None)
 
     def arrives(self, event_id: str, outcome: Outcome) -> None:
         key, _ = self.flying.pop(event_id)
-        self._outcomes[event_id] = outcome
+        self._outcomes.setdefault(key, {})[event_id] = outcome
         self._tell(key)
