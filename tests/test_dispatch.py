@@ -42,7 +42,9 @@ async def receiving(handler: Handler) -> AsyncIterator[str]:
 async def sent(url: str, destinations: Destinations = HERE, event: str = "evt_1") -> Outcome:
     """Send one event and wait for what comes of it."""
     told = asyncio.Event()
-    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, destinations, lambda _key: told.set(), Metrics())
+    dispatcher: Dispatcher[str] = Dispatcher(
+        SIGNER, destinations, lambda _key: told.set(), Metrics()
+    )
     dispatcher.submit("key", Letter(event, "team-a", url, BODY))
     await asyncio.wait_for(told.wait(), 10)
     outcome = dispatcher.outcomes("key")[event]

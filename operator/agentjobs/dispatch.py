@@ -123,7 +123,9 @@ class Dispatcher(Generic[K]):
             if turn.held:
                 self._end(turn.event_id, turn.held)
                 continue
-            task = asyncio.create_task(self._deliver(turn.event_id), name=f"deliver-{turn.event_id}")
+            task = asyncio.create_task(
+                self._deliver(turn.event_id), name=f"deliver-{turn.event_id}"
+            )
             self._tasks[turn.event_id] = task
 
     async def _deliver(self, event_id: str) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentjobs.cache import Cache, Key
@@ -18,6 +19,7 @@ from agentjobs.kube import Access, Kube
 from agentjobs.lease import Lease, LostLeadershipError, Terms
 from agentjobs.metrics import Metrics
 from agentjobs.notices import Notices
+from agentjobs.openfiles import allow_files
 from agentjobs.passes import Passes
 from agentjobs.relist import Relist
 from agentjobs.settings import Settings
@@ -28,6 +30,11 @@ from agentjobs.workqueue import WorkQueue, set_within
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
+FILES = 8192
+"""That many sockets are open when tries to deliver and streams of output have all their places."""
+LOOKUPS = 64
+"""Names of receivers that are looked up at once: a name server that does not answer takes a thread
+for each, for many seconds."""
 
 
 class Operator:
@@ -81,6 +88,8 @@ class Operator:
         """Run until a signal comes (0), or until it must be started again (1)."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(LOOKUPS))
+        allow_files(FILES)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         self._unready = ""

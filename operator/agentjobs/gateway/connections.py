@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import resource
 import ssl
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,6 +13,7 @@ from typing_extensions import override
 
 from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.problems import ProblemError
+from agentjobs.openfiles import allow_files
 
 log = logging.getLogger(__name__)
 HEAD_SECONDS = 10.0
@@ -181,7 +181,7 @@ class Listener:
             app, access_log=None, shutdown_timeout=patience, handler_cancellation=True
         )
         self._servers: list[asyncio.Server] = []
-        self._most = min(MAX_CONNECTIONS, _allow_files() - SPARE_FILES)
+        self._most = min(MAX_CONNECTIONS, allow_files(MAX_CONNECTIONS + SPARE_FILES) - SPARE_FILES)
 
     async def start(self, host: str, ports: tuple[int, ...], tls: ssl.SSLContext | None) -> None:
         """Listen.
@@ -230,17 +230,3 @@ class Listener:
 
 def _not_http(more: str = "") -> ProblemError:
     return ProblemError(ProblemType.INVALID_REQUEST, f"it is not HTTP/1.1 as RFC 9112 has it{more}")
-
-
-def _allow_files() -> int:
-    """Let this process open as many files as it needs, if it may; return how many that are.
-
-    1024 is the usual limit for the sake of select(), which is not used here.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + SPARE_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
