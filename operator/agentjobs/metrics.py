@@ -69,7 +69,7 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self.destinations = Gauge(
-            "agentjobs_destinations", "Destinations to which nothing is sent, or one try at a time.",
+            "agentjobs_destinations", "Destinations that get nothing, or one try at a time.",
             ["standing"], registry=self.registry,
         )  # fmt: skip
         self.events = Counter(

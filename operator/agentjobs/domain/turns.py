@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from agentjobs.domain.breaker import Breaker, Standing
@@ -101,7 +102,7 @@ class Turns:
         if self._held:
             return self._held.popleft()
         for lane, ring in self._ready.items():
-            if target := ring.pop(lambda namespace, lane=lane: self._has_place(lane, namespace)):
+            if target := ring.pop(partial(self._has_place, lane)):
                 line = self._lines[target]
                 event_id = line.waiting.popleft()
                 line.under_way += 1
