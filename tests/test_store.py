@@ -5,7 +5,9 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from agentjobs.store import MissingObjectError, OutputStore, StoreError
@@ -25,6 +27,32 @@ async def test_r_output_objects_are_read_as_they_were_written(store: OutputStore
     assert await store.get_range("u1/s1/0", 256, 10) == content[256:266]
     await store.put("u1/s1/0", b"again")
     assert await store.get("u1/s1/0") == b"again"
+
+
+async def test_r_report_of_two_that_write_the_same_object_the_store_takes_one(
+    store: OutputStore,
+) -> None:
+    contents = [bytes([65 + number]) * 1000 for number in range(5)]
+    took = await asyncio.gather(*(store.create("u1/s1/0", each) for each in contents))
+    assert sorted(took) == [False] * 4 + [True]
+    assert await store.get("u1/s1/0") == contents[took.index(True)]
+    assert not await store.create("u1/s1/0", contents[0])
+
+
+async def test_r_report_a_store_that_cannot_take_one_of_two_takes_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, put = OutputStore.open(tmp_path.as_uri()), obstore.put_async
+
+    async def without_links(*given: Any, mode: str) -> None:
+        if mode == "create":
+            raise OSError("Operation not supported (os error 95)")
+        await put(*given, mode="overwrite")
+
+    monkeypatch.setattr("agentjobs.store.obstore.put_async", without_links)
+    assert await store.create("u1/s1/0", b"first")
+    assert await store.create("u1/s1/0", b"last")
+    assert await store.get("u1/s1/0") == b"last"
 
 
 async def test_r_output_objects_are_listed_by_their_job_in_order(store: OutputStore) -> None:
@@ -50,6 +78,22 @@ async def test_r_ttl_what_is_deleted_is_gone_and_nothing_else(store: OutputStore
 async def test_what_is_not_there_is_told_from_what_cannot_be_read(store: OutputStore) -> None:
     with pytest.raises(MissingObjectError):
         await store.get("u1/s1/0")
+
+
+async def test_r_ttl_the_beginning_of_an_object_whose_writer_died_is_deleted_too(
+    tmp_path: Path,
+) -> None:
+    store = OutputStore.open(tmp_path.as_uri())
+    await store.put("u1/s1/0", b"x")
+    await store.put("u11/s1/0", b"x")
+    for name in ("u1/s1/16#1", "u1/s2/0#1", "u2/s1/0#1"):
+        leftover = tmp_path / "output" / name
+        leftover.parent.mkdir(parents=True, exist_ok=True)
+        leftover.write_bytes(b"half of")
+    assert list(await store.names("u1")) == ["s1/0"]
+    for job in ("u1", "u2"):
+        await store.delete(job)
+    assert [each.name for each in (tmp_path / "output").iterdir()] == ["u11"]
 
 
 def test_r_ttl_an_empty_directory_is_left_behind_by_nothing(tmp_path: Path) -> None:
@@ -123,6 +167,6 @@ async def test_r_output_a_store_that_hangs_is_given_up(
     monkeypatch.setattr("agentjobs.store.PATIENCE_SECONDS", 0.05)
     store = OutputStore.open(tmp_path.as_uri())
     answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr("agentjobs.store.obstore.put_async", lambda *_: answer)
+    monkeypatch.setattr("agentjobs.store.obstore.put_async", lambda *_, **__: answer)
     with pytest.raises(StoreError, match="it does not answer"):
         await store.put("u1/s1/0", b"x")

@@ -1,9 +1,10 @@
 """The object store that output is kept in: a directory, or anything that obstore reaches by URL."""
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -16,6 +17,9 @@ PATIENCE_SECONDS: Final = 30.0
 """How long the store may take for one object, its own retries included."""
 FAILURES: Final = (obstore.exceptions.BaseError, OSError, TimeoutError)
 ABSENT: Final = (obstore.exceptions.NotFoundError, FileNotFoundError)
+TAKEN: Final = (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError)
+NO_LINKS: Final = ("(os error 1)", "(os error 38)", "(os error 95)")
+"""EPERM, ENOSYS, EOPNOTSUPP: how file systems say that they have no hard links."""
 
 
 class StoreError(AgentJobError):
@@ -29,8 +33,13 @@ class MissingObjectError(StoreError):
 class OutputStore:
     """Objects of streams: `output/<uid of the AgentJob>/<stream>/<object>`."""
 
-    def __init__(self, store: Any, url: str) -> None:
+    def __init__(self, store: Any, url: str, directory: Path | None = None) -> None:
+        """Prepare.
+
+        :param directory: that the objects are files of.
+        """
         self._store = store
+        self._directory = directory
         self.url = url
 
     @classmethod
@@ -44,7 +53,7 @@ class OutputStore:
         try:
             if urlsplit(url).scheme == "file":
                 path = Path(unquote(urlsplit(url).path))
-                return cls(LocalStore(path, mkdir=True, automatic_cleanup=True), url)
+                return cls(LocalStore(path, mkdir=True, automatic_cleanup=True), url, path)
             return cls(from_url(url), url)
         except (obstore.exceptions.BaseError, OSError, ValueError) as error:
             raise ValueError(f"no store can be opened: {type(error).__name__}") from error
@@ -54,7 +63,32 @@ class OutputStore:
 
         :raises StoreError: it is not known to be stored.
         """
-        writing = asyncio.ensure_future(obstore.put_async(self._store, f"{ROOT}/{path}", content))
+        await self._put(path, content, "overwrite")
+
+    async def create(self, path: str, content: bytes) -> bool:
+        """Write an object unless there is one; return whether it was written.
+
+        Of two that race the store takes one (S3's `If-None-Match`, a hard link). Where it cannot,
+        the last one stays: file systems without links, S3 with `AWS_CONDITIONAL_PUT=disabled`.
+
+        :raises StoreError: it is not known to be stored.
+        """
+        try:
+            await self._put(path, content, "create")
+        except NotImplementedError:
+            await self.put(path, content)
+        except StoreError as error:
+            if isinstance(error.__cause__, TAKEN):
+                return False
+            if not any(number in str(error) for number in NO_LINKS):
+                raise
+            await self.put(path, content)
+        return True
+
+    async def _put(self, path: str, content: bytes, mode: Literal["create", "overwrite"]) -> None:
+        writing = asyncio.ensure_future(
+            obstore.put_async(self._store, f"{ROOT}/{path}", content, mode=mode)
+        )
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await asyncio.shield(writing)
@@ -119,15 +153,22 @@ class OutputStore:
         :raises StoreError: not all are deleted.
         """
         names = [f"{ROOT}/{prefix}/{name}" for name in await self.names(prefix)]
-        if not names:
-            return
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await obstore.delete_async(self._store, names)
+                if names:
+                    await obstore.delete_async(self._store, names)
+                if self._directory:
+                    # Also what is no object: the beginning of one whose writer died.
+                    await asyncio.to_thread(_remove, self._directory / ROOT / prefix)
         except ABSENT:
             return
         except FAILURES as error:
             raise StoreError(f"{prefix} cannot be deleted: {_words(error)}") from error
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
 
 
 def _take_note(done: asyncio.Future[Any]) -> None:

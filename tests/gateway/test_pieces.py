@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from agentjobs.api.names import State
 from agentjobs.contract.operations import Stream
+from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.keys import Keys
 from agentjobs.gateway.known import JobRecord, KnownJobs, Name
 from agentjobs.gateway.outputs import Outputs, Which
@@ -17,7 +19,9 @@ from agentjobs.gateway.pieces import Pieces
 from agentjobs.gateway.pods import JobsOfPods
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.gateway.reviews import Pod
+from agentjobs.kube import NotFoundError
 from agentjobs.store import OutputStore, StoreError
+from tests.builders import Json
 
 KEYS = Keys(name=b"n" * 32, state=(b"s" * 32,))
 JOB = "crawl.team-a"
@@ -44,15 +48,29 @@ def record(state: State = State.RUNNING, attempt: int = 1, *pods: str) -> JobRec
     )
 
 
+class OneJob:
+    """An API server that has one AgentJob, or none any more."""
+
+    def __init__(self, body: Json | None) -> None:
+        self.body = body
+
+    async def get(self, *_: object) -> Json:
+        if self.body is None:
+            raise NotFoundError(404, {}, "get")
+        return self.body
+
+
 class OnePlace(JobsOfPods):
     """The job of every pod here."""
 
-    def __init__(self, found: JobRecord) -> None:
-        super().__init__(None, KnownJobs())  # type: ignore[arg-type] - it asks nobody
+    def __init__(self, found: JobRecord, server: OneJob) -> None:
+        super().__init__(server, KnownJobs())  # type: ignore[arg-type] - it is asked for one
         self.found = found
 
     @override
     async def job_of(self, pod: Pod, job_id: str) -> JobRecord:
+        if self.found.over:
+            raise ProblemError(ProblemType.JOB_OVER, "it is done")
         return self.found
 
 
@@ -60,12 +78,16 @@ class FailingStore(OutputStore):
     """Keeps what it is given, or says that it cannot."""
 
     fails = False
+    before: Callable[[], Awaitable[object]] | None = None
+    """Called before an object is written."""
 
     @override
-    async def put(self, path: str, content: bytes) -> None:
+    async def create(self, path: str, content: bytes) -> bool:
         if self.fails:
             raise StoreError("full")
-        await super().put(path, content)
+        if self.before:
+            await self.before()
+        return await super().create(path, content)
 
 
 @pytest.fixture
@@ -73,8 +95,19 @@ def store(tmp_path: Path) -> FailingStore:
     return FailingStore.open(tmp_path.as_uri())
 
 
-def pieces(store: OutputStore | None, found: JobRecord | None = None) -> Pieces:
-    return Pieces(OnePlace(found or record()), store, MOST)
+def pieces(
+    store: OutputStore | None, found: JobRecord | None = None, server: OneJob | None = None
+) -> Pieces:
+    place = OnePlace(found or record(), server or OneJob(agentjob()))
+    return Pieces(place, store, MOST)
+
+
+def agentjob(uid: str = "u1", *, over: bool = False, deleted: bool = False) -> Json:
+    """The AgentJob as the API server has it."""
+    at = "2026-03-01T12:00:00Z"
+    meta = {"name": "crawl", "namespace": "team-a", "uid": uid, "resourceVersion": "2"}
+    meta |= {"deletionTimestamp": at} if deleted else {}
+    return {"metadata": meta, "spec": {}, "status": {"finishedAt": at} if over else {}}
 
 
 async def put(taker: Pieces, offset: int, content: bytes, pod: Pod = POD) -> int:
@@ -211,3 +244,91 @@ async def test_r_output_a_piece_that_the_store_has_lost_is_a_gap(store: FailingS
     names = list(await store.names("u1/reported"))
     lose(store, f"u1/reported/{names[1]}")
     assert await read(store, record(State.DONE)) == (b"abcdeabcde", 1)
+
+
+@pytest.mark.parametrize(
+    ("then", "left"),
+    [
+        pytest.param(agentjob(over=True), 2, id="the job ends"),
+        pytest.param(agentjob(over=True, deleted=True), 0, id="its output may be deleted already"),
+        pytest.param(agentjob(uid="u2"), 0, id="it is gone, and another has its name"),
+        pytest.param(None, 0, id="it is gone"),
+    ],
+)
+async def test_r_report_what_is_stored_after_the_end_is_not_acknowledged_nor_outlives_the_job(
+    store: FailingStore, then: Json | None, left: int
+) -> None:
+    server = OneJob(agentjob())
+    taker = pieces(store, server=server)
+    await put(taker, 0, b"first ")
+
+    async def end() -> None:
+        server.body = then
+
+    store.before = end
+    assert await refusal(taker, 6, b"second") == ("JOB_OVER", None)
+    assert len(await store.names("u1/reported")) == left
+    if left:
+        assert await refusal(taker, 6, b"second") == ("JOB_OVER", None), "nor is it later"
+
+
+async def test_r_report_pieces_are_taken_while_a_deleted_job_still_runs(
+    store: FailingStore,
+) -> None:
+    taker = pieces(store, server=OneJob(agentjob(deleted=True)))
+    assert await put(taker, 0, b"last words") == 10
+
+
+async def test_r_report_a_tool_that_is_killed_while_it_reports_leaves_nothing_of_a_deleted_job(
+    store: FailingStore,
+) -> None:
+    server, begun = OneJob(agentjob()), asyncio.Event()
+    sending = asyncio.create_task(put(pieces(store, server=server), 0, b"x"))
+
+    async def begin() -> None:
+        begun.set()
+
+    store.before = begin
+    await begun.wait()
+    server.body = None
+    sending.cancel()
+    with pytest.raises((asyncio.CancelledError, ProblemError)):
+        await sending
+    assert await store.names("u1") == {}
+
+
+async def test_r_report_a_piece_that_waited_for_its_turn_until_the_end_is_not_stored(
+    store: FailingStore,
+) -> None:
+    place = OnePlace(record(), OneJob(agentjob()))
+    taker = Pieces(place, store, MOST)
+
+    async def end() -> None:
+        place.found = record(State.DONE)
+
+    store.before = end
+    taken = await asyncio.gather(
+        put(taker, 0, b"in time"), put(taker, 7, b"late"), return_exceptions=True
+    )
+    assert [type(each) for each in taken] == [int, ProblemError]
+    assert len(await store.names("u1")) == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "outcome"),
+    [
+        pytest.param(b"ours", 4, id="the same piece"),
+        pytest.param(b"else", ("OUTPUT_ELSEWHERE", 4), id="another one"),
+        pytest.param(b"ours and more", ("OUTPUT_ELSEWHERE", 13), id="a longer one"),
+    ],
+)
+async def test_r_report_of_two_pieces_sent_to_two_replicas_at_once_one_is_kept(
+    store: FailingStore, theirs: bytes, outcome: object
+) -> None:
+    other_replica = pieces(FailingStore.open(store.url))
+    store.before = lambda: put(other_replica, 0, theirs)
+    ours = (
+        put(pieces(store), 0, b"ours") if theirs == b"ours" else refusal(pieces(store), 0, b"ours")
+    )
+    assert await ours == outcome
+    assert await read(store, record(State.DONE)) == (theirs, 0)

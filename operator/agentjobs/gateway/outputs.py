@@ -66,7 +66,8 @@ class Which:
 
     def is_final(self, record: JobRecord) -> bool:
         """Whether nothing is added to them any more."""
-        # Nobody reports for a job that is over; what was printed is put together after the end.
+        # A piece is acknowledged if its job was not over when it was stored (`Pieces`); what was
+        # printed is put together after the end.
         return record.archived if self.kind is Stream.PRINTED else record.over
 
     def purpose(self, record: JobRecord) -> str:

@@ -14,6 +14,7 @@ from agentjobs.domain.output import (
     stream_name,
 )
 from agentjobs.domain.pods import completion_of
+from agentjobs.gateway.known import JobRecord
 from agentjobs.gateway.pods import JobsOfPods
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Pod
@@ -54,32 +55,46 @@ class Pieces:
         # A tool that has given up on an answer sends the rest together, while the first is written.
         turn = self._turns.setdefault(record.uid, asyncio.Lock())
         async with turn:
+            # It may have waited for long.
+            record = await self._pods.job_of(pod, job_id)
             try:
-                return await self._keep(self._store, record.uid, stream, offset, content)
+                return await self._keep(self._store, record, stream, offset, content)
             except (StoreError, ValueError) as error:
                 log.warning("a piece of output cannot be stored: %s", error)
                 raise try_later(ProblemType.UNAVAILABLE, "the store does not answer", 5) from error
 
     async def _keep(
-        self, store: OutputStore, job_uid: str, stream: str, offset: int, content: bytes
+        self, store: OutputStore, job: JobRecord, stream: str, offset: int, content: bytes
     ) -> OutputKept:
-        below = f"{job_uid}/{REPORTED}"
+        below = f"{job.uid}/{REPORTED}"
         reported = Reported.of(await store.names(below))
         kept, name = reported.kept(stream), f"{stream}/{chunk_name(offset)}"
         if offset != kept:
-            same = reported.sizes.get(name) == len(content)
-            if same and await store.get(f"{below}/{name}") == _piece(content):
-                # The answer to it was lost.
+            if reported.sizes.get(name) != len(content):
+                raise _elsewhere(kept)
+            await self._pods.settle(job, store)
+        else:
+            self._check_room(reported, len(content))
+            if not content:
                 return OutputKept(offset=kept)
-            raise ProblemError(
-                ProblemType.OUTPUT_ELSEWHERE,
-                f"{kept} bytes are kept; send what follows, or the last piece as it was",
-                offset=kept,
-            )
-        self._check_room(reported, len(content))
-        if content:
-            await store.put(f"{below}/{name}", _piece(content))
-        return OutputKept(offset=offset + len(content))
+            kept += len(content)
+            if await self._create(store, job, f"{below}/{name}", content):
+                return OutputKept(offset=kept)
+        # It was sent before and the answer to it lost, or it is being sent to another replica too.
+        if await store.get(f"{below}/{name}") != _piece(content):
+            raise _elsewhere(Reported.of(await store.names(below)).kept(stream))
+        return OutputKept(offset=kept)
+
+    async def _create(self, store: OutputStore, job: JobRecord, path: str, content: bytes) -> bool:
+        """Store a piece, unless there is one; whatever comes of it does not outlive the job.
+
+        :raises ProblemError: the job is over.
+        """
+        try:
+            return await store.create(path, _piece(content))
+        finally:
+            # Also when the tool has gone meanwhile, or the store does not answer.
+            await self._pods.settle(job, store)
 
     def _check_room(self, reported: Reported, more: int) -> None:
         if reported.total + more > self._most:
@@ -91,6 +106,14 @@ class Pieces:
                 ProblemType.OUTPUT_FULL,
                 f"at most {MAX_PIECES} pieces of one job are kept; send larger ones",
             )
+
+
+def _elsewhere(kept: int) -> ProblemError:
+    return ProblemError(
+        ProblemType.OUTPUT_ELSEWHERE,
+        f"{kept} bytes are kept; send what follows, or the last piece as it was",
+        offset=kept,
+    )
 
 
 def _piece(content: bytes) -> bytes:

@@ -9,6 +9,7 @@ from agentjobs.gateway.known import JobRecord, KnownJobs, Name, record_of
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Pod
 from agentjobs.kube import AGENTJOBS, Kube, NotFoundError
+from agentjobs.store import OutputStore
 
 MAX_PODS = 16
 """So many pods of a job stand in its status and may report."""
@@ -43,6 +44,26 @@ class JobsOfPods:
                 ProblemType.NOT_ITS_POD, f"only {MAX_PODS} pods of a job at once can report"
             )
         raise try_later(ProblemType.POD_NOT_KNOWN, "the job's status does not name this pod yet")
+
+    async def settle(self, job: JobRecord, store: OutputStore) -> None:
+        """Make sure that a job was not over when something of it had been stored.
+
+        Only then that is acknowledged: so who reads after the end has it, and the operator had it
+        before it when it deleted the output. What came later goes with the job.
+
+        :raises ProblemError: the job is over.
+        :raises StoreError: it is gone, and not all of it is deleted.
+        """
+        try:
+            now = await self._kube.get(AGENTJOBS, *job.name)
+        except NotFoundError:
+            now = {"metadata": {"uid": ""}}
+        meta, gone = now["metadata"], now["metadata"]["uid"] != job.uid
+        if not gone and not now.get("status", {}).get("finishedAt"):
+            return
+        if gone or meta.get("deletionTimestamp"):
+            await store.delete(job.uid)
+        raise ProblemError(ProblemType.JOB_OVER, "it had ended before all was stored")
 
     async def read(self, name: Name, uid: str = "") -> dict[str, Any]:
         """An AgentJob as it is now.

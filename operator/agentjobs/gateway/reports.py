@@ -102,7 +102,7 @@ class Reports:
             if mark is None:
                 _check_open(job, pod, content)
                 # Only now: what is refused must not fill the store.
-                mark = await self._stored(record.uid, content)
+                mark = await self._stored(record, content)
                 continue
             _check_open(job, pod, content)
             if job.status.result is not None:
@@ -125,10 +125,11 @@ class Reports:
             if record:
                 await self._write(record.name, uid, waiting.news)
 
-    async def _stored(self, job_uid: str, content: bytes) -> dict[str, Any]:
+    async def _stored(self, job: JobRecord, content: bytes) -> dict[str, Any]:
         """What the status says of a result; a large one is stored before.
 
-        :raises ProblemError: too large for the status, and there is no store, or it fails.
+        :raises ProblemError: too large for the status, and there is no store, or it fails; the job
+            is over.
         """
         mark = _mark(content)
         if "text" in mark:
@@ -139,7 +140,10 @@ class Reports:
                 f"more than {INLINE_RESULT_BYTES} bytes of text, and there is no store for them",
             )
         try:
-            await self._store.put(f"{job_uid}/{mark['uri']}", content)
+            try:
+                await self._store.put(f"{job.uid}/{mark['uri']}", content)
+            finally:
+                await self._pods.settle(job, self._store)
         except StoreError as error:
             log.warning("a result cannot be stored: %s", error)
             raise try_later(ProblemType.UNAVAILABLE, "the store does not answer", 5) from error
