@@ -446,10 +446,11 @@ def test_r_dead_nothing_is_over_while_something_may_run(
 @pytest.mark.parametrize(
     "surplus",
     [
+        a_pod(running(), uid="b", name="surplus", gone=True),
         a_pod(running(), uid="b", name="surplus", deleted_at=45, gone=True),
         a_pod(ended(143, finished=58), uid="b", name="surplus", deleted_at=45, phase="Failed"),
     ],
-    ids=["it just went", "the kubelet told its end"],
+    ids=["nobody saw it go", "it just went", "the kubelet told its end"],
 )
 def test_r_container_a_pod_that_the_job_controller_made_too_many_is_no_verdict(
     surplus: PodView,

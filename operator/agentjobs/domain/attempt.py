@@ -56,8 +56,8 @@ from agentjobs.domain.refusal import RefusalKind
 from agentjobs.domain.retries import try_again
 from agentjobs.domain.verdict import (
     Verdict,
+    ended_by_itself,
     ended_unseen,
-    is_surplus,
     judge_job,
     judge_pod,
     may_have_begun,
@@ -270,8 +270,8 @@ def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
     began = [pod for pod in seen.pods if may_have_begun(pod)] or list(seen.pods)
     taken_back = ending is None and child.retired and not child.over
     if child.single and began:
-        kept = [pod for pod in began if not is_surplus(pod, linger=linger)] or began
-        verdict = judge_pod(kept[-1], ending, linger=linger, handed_in=_handed_in(seen))
+        own = [pod for pod in began if ended_by_itself(pod, ending, linger=linger)]
+        verdict = judge_pod((own or began)[-1], ending, linger=linger, handed_in=_handed_in(seen))
         return preempted(verdict, child) if taken_back else verdict
     if taken_back:
         return preempted_unseen(child)

@@ -55,16 +55,24 @@ def judge_pod(
     :param linger: seconds after which containers that outlive the tool's are ended.
     :param handed_in: its tool had handed in its final result; it was done then.
     """
-    # An end that was followed by another run, or would have been, is not how the attempt ended.
-    again = pod.tool and (pod.tool.running or (ending and pod.tool.restarting))
-    end = pod.tool.end if pod.tool and not again else None
-    if end is not None and end.seen and finished_first(pod, end, ending, linger):
+    end = _last_end(pod, ending)
+    if end is not None and ended_by_itself(pod, ending, linger=linger):
         return _own_end(pod, end)
     if handed_in and end is not None and end.seen and end.exit_code == 0:
         return _own_end(pod, end)
     if ending is not None:
         return _asked_end(pod, end, ending)
     return _foreign_end(pod, end)
+
+
+def ended_by_itself(pod: PodView, ending: Ending | None, *, linger: int) -> bool:
+    """Whether the tool came to its end before any signal reached it.
+
+    Of two pods that the Job controller made of a single Job, when an answer of the API server was
+    lost to it, it deletes one when it sees both; the other one's end is the attempt's.
+    """
+    end = _last_end(pod, ending)
+    return end is not None and end.seen and finished_first(pod, end, ending, linger)
 
 
 def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linger: int) -> bool:
@@ -87,18 +95,6 @@ def finished_first(pod: PodView, end: ContainerEnd, ending: Ending | None, linge
     others = [c.end.finished_at for c in pod.others if c.end and c.end.finished_at]
     gap = timedelta(seconds=linger)
     return end.finished_at is not None and any(t - end.finished_at >= gap for t in others)
-
-
-def is_surplus(pod: PodView, *, linger: int) -> bool:
-    """Whether the Job controller let go of a pod as one too many.
-
-    It makes two of a single Job when an answer of the API server was lost to it. When it sees both
-    it takes its finalizer off one, so as not to count it, and deletes it while the tool runs.
-    """
-    if pod.delete_by is None or pod.tracked:
-        return False
-    end = pod.tool.end if pod.tool else None
-    return not (end and end.seen and finished_first(pod, end, None, linger))
 
 
 def may_have_begun(pod: PodView) -> bool:
@@ -203,6 +199,12 @@ def vanished(job_name: str, pods: Sequence[PodView], *, ran: bool) -> Verdict:
         lost = Evidence.LOST if cause.ran else Evidence.OBSERVED
         cause = cause.model_copy(update={"evidence": lost})
     return Verdict(State.FAILED, cause, end.finished_at if end else None, pod)
+
+
+def _last_end(pod: PodView, ending: Ending | None) -> ContainerEnd | None:
+    """How the tool ended, unless that was followed by another run, or would have been."""
+    again = pod.tool and (pod.tool.running or (ending and pod.tool.restarting))
+    return pod.tool.end if pod.tool and not again else None
 
 
 def _own_end(pod: PodView, end: ContainerEnd) -> Verdict:
