@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -350,7 +351,9 @@ def goes_on_without_an_operator(town: Town) -> None:
     town.asks("alone", {**DROP, "key": "other"})
     assert town.answers(town.a, "alone", YES, key="other").code == 204
     assert town.told("alone", "other", wait=20)["answer"] == {"ok": True}
+    began = time.monotonic()
     assert town.told("alone", wait=20)["outcome"] == "expired"
+    assert time.monotonic() - began < 10, "its time is over, whoever closes it"
     late = town.answers(town.a, "alone", YES)
     assert (late.code, late.problem) == (409, "already-answered")
     assert town.open("alone") == []

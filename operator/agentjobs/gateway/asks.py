@@ -66,7 +66,10 @@ class Asks:
             state, left = _state(found), end - clock()
             if state.outcome != "open" or left <= 0 or self._known.changes.closed:
                 return state
-            await self._known.changes.wait(record.uid, min(left, RECHECK_SECONDS))
+            # Its time may be over without a change: no operator may be there to say so.
+            expires = (found.spec.expires_at - datetime.now(UTC)).total_seconds()
+            pause = min(left, RECHECK_SECONDS, max(expires, 0))
+            await self._known.changes.wait(record.uid, pause)
 
     async def _create(self, record: JobRecord, pod: Pod, asked: AskReport) -> InputRequest:
         # The attempt may have changed since the pod was looked up, and the job have ended.
