@@ -19,7 +19,7 @@ from tests.kubelet import NODE
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(900, func_only=True)]
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
-STREAMS = 500 if SOAK else 60
+STREAMS = 500 if SOAK else 40
 LINES = 20
 MOST_EACH = 512 * 1024
 """What one stream may cost in memory: half of it is what asyncio reads TLS into."""

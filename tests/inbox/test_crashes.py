@@ -28,7 +28,7 @@ from tests.until import until
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 ROUNDS = 20 if SOAK else 1
-KILLS = 32
+KILLS = 32 if SOAK else 16
 """In each round."""
 ROOT = Path(__file__).resolve().parents[2]
 
