@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from agentjobs import streams as module
-from agentjobs.domain import rotation
+from agentjobs.domain import output, rotation
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.output import (
     END,
@@ -221,7 +221,10 @@ async def test_r_output_all_that_a_tool_prints_is_kept(stage: Stage) -> None:
     assert (tool.reads, stage.told) == (1, ["key"])
 
 
-async def test_r_output_a_new_leader_goes_on_where_the_last_one_was(stage: Stage) -> None:
+async def test_r_output_a_new_leader_goes_on_where_the_last_one_was(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "CHUNK_AGE", timedelta(seconds=0.2))
     source = stage.source()
     tool = stage.containers[source.pod]
     start = datetime.now(UTC)
