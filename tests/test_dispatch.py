@@ -17,7 +17,7 @@ from agentjobs.metrics import Metrics
 from agentjobs.signing import Signer
 from tests.receiver import Request
 
-SIGNER = Signer(Ed25519PrivateKey.generate())
+SIGNER = Signer({"ed25519": Ed25519PrivateKey.generate()})
 HERE = Destinations.from_json('[{"cidrs": ["127.0.0.0/8"]}]', insecure_loopback=True)
 BODY = b'{"id": "evt_1", "subject": "a.b"}'
 
@@ -72,9 +72,9 @@ async def test_a_receiver_gets_the_bytes_and_a_signature_that_verifies() -> None
     (request,) = got
     assert request.body == BODY
     assert request.headers["content-type"].startswith("application/cloudevents+json")
-    request.verify(SIGNER.public())
+    request.verify(SIGNER.public()["ed25519"])
     with pytest.raises(InvalidSignature):
-        Request(0, request.headers, BODY + b" ").verify(SIGNER.public())
+        Request(0, request.headers, BODY + b" ").verify(SIGNER.public()["ed25519"])
 
 
 async def test_r_callback_the_answer_decides_by_status_and_retry_after() -> None:

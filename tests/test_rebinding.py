@@ -12,9 +12,10 @@ from agentjobs import dispatch
 from agentjobs.dispatch import NOT_ALLOWED, Dispatcher, Letter
 from agentjobs.domain.callbacks import Outcome, Reply
 from agentjobs.domain.destinations import Destinations
+from agentjobs.metrics import Metrics
 from agentjobs.signing import Signer
 
-SIGNER = Signer(Ed25519PrivateKey.generate())
+SIGNER = Signer({"ed25519": Ed25519PrivateKey.generate()})
 BOTH = Destinations.from_json('[{"hosts": ["*.hooks.example"], "cidrs": ["203.0.113.0/24"]}]')
 TRIES = 3
 
@@ -77,15 +78,13 @@ async def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def tried(url: str) -> list[Outcome]:
     """Hand in an event three times."""
     told: asyncio.Queue[str] = asyncio.Queue()
-    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, BOTH, told.put_nowait)
+    dispatcher: Dispatcher[str] = Dispatcher(SIGNER, BOTH, told.put_nowait, Metrics())
     outcomes: list[Outcome] = []
     for _ in range(TRIES):
         dispatcher.submit("key", Letter("e", "team-a", url, b"{}"))
         await asyncio.wait_for(told.get(), 10)
-        outcome = dispatcher.outcome("e")
-        assert outcome
-        outcomes.append(outcome)
-        dispatcher.settle("e")
+        outcomes.append(dispatcher.outcomes("key")["e"])
+        dispatcher.settle("key", ["e"])
     await dispatcher.close()
     return outcomes
 

@@ -65,7 +65,8 @@ class Dispatcher(Generic[K]):
 
         :param tell: called with the key of an event whose outcome is there.
         """
-        self._signer = signer
+        self.signer = signer
+        """Replaced when keys are added or retired."""
         self._destinations = destinations
         self._tell = tell
         self._metrics = metrics
@@ -192,7 +193,7 @@ class Dispatcher(Generic[K]):
         headers = {
             "Content-Type": CONTENT_TYPE,
             "User-Agent": f"agentjobs/{__version__}",
-            **self._signer.headers(letter.id, int(time.time()), letter.body),
+            **self.signer.headers(letter.id, int(time.time()), letter.body),
         }
         try:
             async with aiohttp.ClientSession(

@@ -115,6 +115,8 @@ async def _signer(kube: Kube, namespace: str) -> Signer:
     while True:
         try:
             return await load_signer(kube, namespace)
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
         except (UnavailableError, KubeError) as error:
             # An API server that has just begun refuses for some seconds what it will allow.
             log.warning("the signing key cannot be read yet: %s", error)

@@ -23,13 +23,15 @@ from agentjobs.openfiles import allow_files
 from agentjobs.passes import Passes
 from agentjobs.relist import Relist
 from agentjobs.settings import Settings
-from agentjobs.signing import Signer
+from agentjobs.signing import Signer, load_signer
 from agentjobs.store import OutputStore
 from agentjobs.streams import Source, Streams
 from agentjobs.workqueue import WorkQueue, set_within
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
+SIGNING_KEYS_SECONDS = 60.0
+"""How often the signing keys are read, since somebody may have added or retired one."""
 FILES = 8192
 """That many sockets are open when tries to deliver and streams of output have all their places."""
 LOOKUPS = 64
@@ -144,18 +146,35 @@ class Operator:
         relist = Relist(self._kube, self._cache, feed, self._metrics, namespaces)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._lease.keep(), name="lease")]
+            # They may have changed while this process was no leader.
+            await self._renew_keys(dispatcher)
             await self._list_first(relist)
             self._unready = ""
             log.info("%d AgentJobs are known; passes begin", len(self._cache.records))
             tasks += [
                 group.create_task(self._queue.run(), name="passes"),
                 group.create_task(notices.run(), name="notices"),
+                group.create_task(self._keep_keys(dispatcher), name="signing-keys"),
                 group.create_task(self._relist_when_due(relist, feed.lost_place), name="relist"),
             ]
             await watch(feed, self._access, namespaces=namespaces, stop=stop)
             for task in tasks:
                 task.cancel()
         log.info("ended")
+
+    async def _keep_keys(self, dispatcher: Dispatcher[Key]) -> None:
+        while True:
+            await asyncio.sleep(SIGNING_KEYS_SECONDS)
+            await self._renew_keys(dispatcher)
+
+    async def _renew_keys(self, dispatcher: Dispatcher[Key]) -> None:
+        """Sign with the keys that are there now; what cannot be read changes nothing."""
+        try:
+            dispatcher.signer = await load_signer(
+                self._kube, self._settings.namespace, dispatcher.signer
+            )
+        except (AgentJobError, ValueError) as error:
+            log.error("the signing keys cannot be read and stay as they were: %s", error)
 
     def _make_streams(self) -> Streams[Key] | None:
         if self._store is None:

@@ -13,8 +13,8 @@ from agentjobs.inbox.heard import Heard
 from agentjobs.signing import Signer
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(b"\x01" * 32))
-OTHER = Signer(Ed25519PrivateKey.from_private_bytes(b"\x02" * 32))
+SIGNER = Signer({"ed25519": Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)})
+OTHER = Signer({"ed25519": Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)})
 SECRET = "whsec_" + base64.b64encode(b"\x03" * 32).decode()
 
 HEARD = Heard(

@@ -28,7 +28,7 @@ from tests.inbox.events import (
     heard,
 )
 
-VERIFIER = Verifier([SIGNER.public()])
+VERIFIER = Verifier([SIGNER.public()["ed25519"]])
 BODY = body_of(HEARD)
 bounded = settings(max_examples=100, derandomize=True, database=None, deadline=None)
 
@@ -58,7 +58,7 @@ def test_r_callback_a_try_of_another_time_is_refused(seconds: int) -> None:
 
 
 def test_r_callback_any_of_several_keys_may_have_signed() -> None:
-    both = Verifier([SIGNER.public(), OTHER.public()])
+    both = Verifier([SIGNER.public()["ed25519"], OTHER.public()["ed25519"]])
     assert status_of(headers_of(BODY, OTHER), verifier=both) == 204
     assert status_of(headers_of(BODY, OTHER)) == 401
     rotating = headers_of(BODY, OTHER)
@@ -179,7 +179,9 @@ def test_whatever_is_sent_is_judged(body: bytes, headers: dict[str, str]) -> Non
         pytest.param(lambda: Verifier(["whpk_AAAA"]), id="a short key"),
         pytest.param(lambda: Verifier([SECRET]), id="a secret as a key"),
         pytest.param(lambda: Verifier(secrets=["whsec_AAAA"]), id="a short secret"),
-        pytest.param(lambda: Verifier(secrets=[SIGNER.public()]), id="a public key as a secret"),
+        pytest.param(
+            lambda: Verifier(secrets=[SIGNER.public()["ed25519"]]), id="a public key as a secret"
+        ),
     ],
 )
 def test_what_is_no_key_is_refused(make: object) -> None:

@@ -63,7 +63,7 @@ class Place:
         self.path = path / "inbox.db"
         self.gateway = gateway
         self.clock = Clock()
-        self.verifier: Verifier | KeyRing = Verifier([SIGNER.public()])
+        self.verifier: Verifier | KeyRing = Verifier([SIGNER.public()["ed25519"]])
 
     @asynccontextmanager
     async def open(self, rules: Rules | None = None, **settings: Any) -> AsyncIterator[Inbox]:
@@ -302,14 +302,14 @@ async def test_r_callback_keys_of_the_gateway_are_read_when_they_have_changed(
                 return (await inbox.receive(headers_of(body, signer, place.clock.now), body)).status
 
             assert await answer(SIGNER) == 503, "no key is known yet, so it has to come again"
-            place.gateway.keys = [SIGNER.public()]
+            place.gateway.keys = [SIGNER.public()["ed25519"]]
             assert await answer(SIGNER) == 503
             assert place.gateway.keys_read == 1
             place.clock.now += timedelta(minutes=1)
             assert await answer(SIGNER) == 204
             assert [await answer(OTHER) for _ in range(3)] == [401] * 3
             assert place.gateway.keys_read == 2, "strangers cannot make us ask again and again"
-            place.gateway.keys = [OTHER.public(), SIGNER.public()]
+            place.gateway.keys = [OTHER.public()["ed25519"], SIGNER.public()["ed25519"]]
             place.clock.now += timedelta(minutes=1)
             assert [await answer(SIGNER), await answer(OTHER), await answer(SIGNER)] == [204] * 3
             assert place.gateway.keys_read == 3

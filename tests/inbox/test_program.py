@@ -39,7 +39,7 @@ async def line(process: asyncio.subprocess.Process) -> str:
 async def test_what_comes_in_beside_the_loop_reaches_it(tmp_path: Path, how: str) -> None:
     token, file = tmp_path / "token", tmp_path / "inbox.db"
     token.write_text("t")
-    async with PlayedGateway(keys=[SIGNER.public()]).serving() as gateway:
+    async with PlayedGateway(keys=[SIGNER.public()["ed25519"]]).serving() as gateway:
         words = [file, "--gateway", gateway.url, "--token", token]
         words += ["--port", "0"] if how == "callback" else ["--watch"]
         async with (

@@ -43,7 +43,7 @@ class Place:
     @asynccontextmanager
     async def quiet(self, rules: Rules | None = None) -> AsyncIterator[tuple[Inbox, Watcher]]:
         """With a watcher that goes no step by itself."""
-        verifier = Verifier([SIGNER.public()])
+        verifier = Verifier([SIGNER.public()["ed25519"]])
         async with (
             self.gateway.client() as client,
             Inbox(self.path, client, verifier=verifier, rules=rules, clock=lambda: NOW) as inbox,

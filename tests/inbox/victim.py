@@ -49,7 +49,7 @@ async def agent(directory: Path, url: str, port: int) -> None:
         Inbox(
             directory / "inbox.db",
             client,
-            verifier=Verifier([SIGNER.public()]),
+            verifier=Verifier([SIGNER.public()["ed25519"]]),
             loop=Loop(tokens=TOKENS),
         ) as inbox,
         serving(inbox, port=port),

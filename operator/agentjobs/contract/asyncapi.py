@@ -64,8 +64,10 @@ def asyncapi_document() -> dict[str, Any]:
                             },
                             "webhook-signature": {
                                 "type": "string",
-                                "description": "v1a: Ed25519 over id.timestamp.body, by one of the "
-                                "keys at /.well-known/agentjobs-signing-keys.",
+                                "description": "Signatures over id.timestamp.body, blanks between "
+                                "them. v1a: Ed25519, by the keys at "
+                                "/.well-known/agentjobs-signing-keys; v1: HMAC-SHA256, where "
+                                "the platform shares a secret with its receivers.",
                             },
                         },
                     },
