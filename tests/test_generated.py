@@ -13,9 +13,10 @@ import yaml
 
 from agentjobs import __version__
 from agentjobs.api.schema import RESOURCES, crd
+from agentjobs.contract.operations import REPORT_OUTPUT
 from agentjobs.generate import CHART as CHART_PATH
 from agentjobs.generate import INSTALL, check, crd_files, crd_template, install_file, main, write
-from agentjobs.settings import GatewaySettings, Settings
+from agentjobs.settings import GatewaySettings, Settings, SettingsError
 from tests.chart import (
     CHART,
     NAMESPACE,
@@ -272,6 +273,19 @@ def test_r_report_how_much_a_pod_may_hand_in(helm: Path) -> None:
     name = "AGENTJOBS_MAX_REPORTED_OUTPUT_BYTES"
     assert environment(helm, "gateway")[name] == "67108864"
     assert environment(helm, "gateway", "--set=output.maxReportedBytes=0")[name] == "0"
+
+
+def test_r_report_all_that_a_pod_may_hand_in_has_an_offset(helm: Path) -> None:
+    name = "AGENTJOBS_MAX_REPORTED_OUTPUT_BYTES"
+    most = SCHEMA["properties"]["output"]["properties"]["maxReportedBytes"]["maximum"]
+    (offset,) = [each for each in REPORT_OUTPUT.parameters if each.name == "offset"]
+    assert environment(helm, "gateway", f"--set=output.maxReportedBytes={most}")[name] == str(most)
+    assert GatewaySettings.from_environment({name: str(most)}).max_reported_output_bytes == most
+    assert offset.adapter.validate_python(str(most)) == most
+    with pytest.raises(SettingsError):
+        GatewaySettings.from_environment({name: str(most + 1)})
+    with pytest.raises(ValueError, match="less than or equal"):
+        offset.adapter.validate_python(str(most + 1))
 
 
 def test_r_output_the_claim_is_made_as_it_is_wanted_and_outlives_the_release(helm: Path) -> None:

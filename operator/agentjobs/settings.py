@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from agentjobs.api.names import MAX_REPORTED_BYTES
+
 PREFIX = "AGENTJOBS_"
 MAX_PORT = 2**16 - 1
 
@@ -178,7 +180,10 @@ class GatewaySettings:
             ),
             output_store=get.text("OUTPUT_STORE", ""),
             max_reported_output_bytes=get.number(
-                "MAX_REPORTED_OUTPUT_BYTES", cls.max_reported_output_bytes, least=0
+                "MAX_REPORTED_OUTPUT_BYTES",
+                cls.max_reported_output_bytes,
+                least=0,
+                most=MAX_REPORTED_BYTES,
             ),
             callbacks_allow=get.text("CALLBACKS_ALLOW", ""),
             callbacks_deny=tuple(get.text("CALLBACKS_DENY", "").replace(",", " ").split()),

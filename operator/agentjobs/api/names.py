@@ -46,6 +46,8 @@ MAX_DURATION_SECONDS: Final = 366 * 24 * 3600
 """No duration of ours is longer; the API server refuses it."""
 STATUS_BUDGET_BYTES: Final = 8 * 1024
 """The whole status of an AgentJob as JSON, always."""
+MAX_REPORTED_BYTES: Final = 2**31 - 1
+"""What a platform may let the pods of one job hand in as output, at most."""
 INLINE_RESULT_BYTES: Final = 4 * 1024
 """A larger result is stored by reference."""
 CAUSE_MESSAGE_CHARACTERS: Final = 256

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, TypeAdapter
 
-from agentjobs.api.names import State
+from agentjobs.api.names import MAX_REPORTED_BYTES, State
 from agentjobs.contract import calls
 from agentjobs.contract.problems import ProblemType as P
 
@@ -25,7 +25,7 @@ MAX_PAGE_BYTES: Final = 64 * 1024
 MAX_CURSOR: Final = 1024
 MAX_RESULT_BYTES: Final = 10 * 1024 * 1024
 MAX_PIECE_BYTES: Final = 1024 * 1024
-DECIMAL = re.compile(r"[0-9]{1,9}")
+DECIMAL = re.compile(r"[0-9]{1,10}")
 
 
 def _decimal(text: Any) -> Any:
@@ -41,7 +41,7 @@ Cursor = Annotated[
 Since = Annotated[str, StringConstraints(max_length=MAX_CURSOR, pattern=r"^[-_0-9A-Za-z]*$")]
 Wait = Annotated[int, Field(ge=0, le=MAX_WAIT_SECONDS), BeforeValidator(_decimal)]
 PageJobs = Annotated[int, Field(ge=1, le=MAX_PAGE_JOBS), BeforeValidator(_decimal)]
-Offset = Annotated[int, Field(ge=0, le=999_999_999), BeforeValidator(_decimal)]
+Offset = Annotated[int, Field(ge=0, le=MAX_REPORTED_BYTES), BeforeValidator(_decimal)]
 Ordinal = Annotated[int, Field(ge=0, le=999_999), BeforeValidator(_decimal)]
 PageBytes = Annotated[int, Field(ge=4, le=MAX_PAGE_BYTES), BeforeValidator(_decimal)]
 Reason = Annotated[str, StringConstraints(max_length=1024)]
