@@ -247,6 +247,8 @@ def bounds(place: Place) -> None:
         ({"answer_schema": {"type": "string"}}, "/answer_schema"),
         ({"answer_schema": {"properties": {"a": {"$ref": "http://x.example/"}}}}, "/answer_schema"),
         ({"answer_schema": {"description": "x" * 17_000}}, "/answer_schema"),
+        ({"answer_schema": {"maxProperties": 2**64 + 1}}, "/answer_schema/maxProperties"),
+        ({"answer_schema": {"enum": [{"a": -(2**53) - 1}]}}, "/answer_schema/enum/0/a"),
     ):
         refused = busy.tell("ask", {**DROP, "key": "new", **change})
         assert (refused.code, refused.problem) == (422, "invalid-body"), change
@@ -255,6 +257,10 @@ def bounds(place: Place) -> None:
     with ThreadPoolExecutor(20) as pool:
         codes = list(pool.map(lambda body: town.tool("busy").tell("ask", body).code, more))
     assert sorted(codes) == [200] * 7 + [409] * 13
+    edge = {"type": "object", "properties": {"n": {"enum": [2**53, -(2**53), 0.1, 1.0, 5e-324]}}}
+    edge = {"key": "numbers", "prompt": "?", "answer_schema": edge}
+    for replica in (0, 0, 1):
+        assert town.asks("beside", edge, replica=replica).code == 200, "numbers come back as sent"
     full = busy.tell("ask", {"key": "one-more", "prompt": "?"})
     assert (full.code, full.problem) == (409, "too-many-questions")
     assert town.answers(town.a, "busy", YES).code == 204

@@ -111,11 +111,15 @@ def faults_of(
         Fault(_pointer(error.instance_path), _keyword(error), _message(error))
         for error in _validator(_canonical(schema), path).iter_errors(dict(arguments))
     ]
-    found += [
-        Fault(pointer, "maximum", f"{value} is beyond ±2^53 and would not stay exact")
-        for pointer, value in _inexact(arguments, "")
+    return [*found, *inexact_numbers(arguments)]
+
+
+def inexact_numbers(value: Any) -> list[Fault]:
+    """List the numbers that a reader of JSON may change: the API server does beyond 64 bits."""
+    return [
+        Fault(pointer, "maximum", f"{number} is beyond ±2^53 and would not stay exact")
+        for pointer, number in _inexact(value, "")
     ]
-    return found
 
 
 def describe(faults: list[Fault]) -> str:

@@ -9,7 +9,7 @@ from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.inputrequest import InputRequest, Outcome
 from agentjobs.contract.calls import AskReport, AskState, Fault
 from agentjobs.contract.problems import ProblemType
-from agentjobs.domain.arguments import check_schema, check_size, faults_of
+from agentjobs.domain.arguments import check_schema, check_size, faults_of, inexact_numbers
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.questions import question_name, question_of
 from agentjobs.gateway.known import JobRecord, KnownInputs
@@ -20,9 +20,10 @@ from agentjobs.kube import INPUTREQUESTS, ConflictError, Kube, KubeError, NotFou
 
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_OPEN = 8
-"""Questions of one job that wait for an answer at once."""
+"""Questions of one job that wait for an answer at once, about: replicas count what they know, so
+each may let one in while another does."""
 MAX_ASKED = 64
-"""Questions of one job in all; they stay on record with it."""
+"""Questions of one job in all, about; they stay on record with it."""
 RECHECK_SECONDS = 30.0
 FORBIDDEN = 403
 
@@ -125,7 +126,8 @@ class Asks:
 def _check_answer_schema(asked: AskReport) -> None:
     """Refuse a schema that no answer could be held to.
 
-    :raises ProblemError: it is none, or too large.
+    :raises ProblemError: it is none, too large, or has numbers that would come back as others:
+        asked again, the question would be another one.
     """
     schema = asked.answer_schema or {}
     try:
@@ -134,6 +136,12 @@ def _check_answer_schema(asked: AskReport) -> None:
     except InvalidSpecError as error:
         fault = Fault(pointer="/answer_schema", detail=str(error))
         raise ProblemError(ProblemType.INVALID_BODY, str(error), faults=[fault]) from error
+    inexact = [
+        Fault(pointer=f"/answer_schema{fault.pointer}", detail=fault.message)
+        for fault in inexact_numbers(schema)
+    ]
+    if inexact:
+        raise ProblemError(ProblemType.INVALID_BODY, inexact[0].detail, faults=inexact)
 
 
 def _check_same(known: InputRequest, asked: AskReport) -> None:
