@@ -292,10 +292,11 @@ async def test_r_output_a_full_store_loses_nothing_and_takes_no_memory(
         assert await stage.kept(source) == stage.containers[source.pod].output
 
 
-async def test_r_event_a_tool_that_is_over_at_once_is_heard(stage: Stage) -> None:
+@pytest.mark.parametrize("end", [b"\n", b""])
+async def test_r_event_a_tool_that_is_over_at_once_is_heard(stage: Stage, end: bytes) -> None:
     streams, source = stage.begin(), stage.source()
     tool = stage.containers[source.pod]
-    tool.print(b"::summary made it")
+    tool.lines.append((datetime.now(UTC), b"::summary made it" + end))
     tool.over = True
     assert streams.heard(UID) == frozenset()
     streams.follow("key", source)
@@ -558,11 +559,19 @@ async def test_r_output_files_that_the_kubelet_passed_over_are_told(
     assert (await stage.whole(source)).gaps == gaps
 
 
-async def test_r_report_what_a_tool_says_in_its_output_is_heard(stage: Stage) -> None:
+async def test_r_report_what_a_tool_says_in_its_output_is_heard(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams, source = stage.begin(), stage.source()
     tool = stage.containers[source.pod]
     tool.print(b"::progress 40 half way", b"plain")
     streams.follow("key", source)
     await until(lambda: streams.said(UID).percent, "the progress")
     assert streams.said(UID) == Said(40, "half way")
+    await until(lambda: stage.told, "a pass")
     assert stage.told == ["key"]
+    monkeypatch.setattr("agentjobs.streams.SAID_SECONDS", 3600)
+    for percent in range(41, 61):
+        tool.print(b"::progress %d" % percent)
+        await until(lambda percent=percent: streams.said(UID).percent == percent, "the next")
+    assert stage.told == ["key"], "the next pass is made later, whatever is said until then"

@@ -59,6 +59,8 @@ STILL_SECONDS = 10.0
 the log is read anew. The kubelet rotates logs no more often."""
 HEARD_SECONDS = 1.0
 """How long the end of a tool waits, at most, for what it has printed to be read."""
+SAID_SECONDS = 1.0
+"""Between two passes, at least, that are made because of what a tool says; it may say it always."""
 FIRST_LINE_WITHIN = timedelta(seconds=2)
 
 
@@ -123,6 +125,8 @@ class Streams(Generic[K]):
         self._archived: dict[str, Archived] = {}
         self._said: dict[str, Said] = {}
         self._heard: dict[str, set[str]] = {}
+        self._saying: set[K] = set()
+        """Jobs whose passes will be told soon that their tools have said something."""
 
     # --- what passes ask for
 
@@ -287,6 +291,10 @@ class Streams(Generic[K]):
         task.cancel()
         self._unfollow(source)
 
+    def _tell_said(self, key: K) -> None:
+        self._saying.discard(key)
+        self._tell(key)
+
     def _unfollow(self, source: Source) -> None:
         paths = self._followed.get(source.namespace, {})
         paths.pop(source.path, None)
@@ -306,7 +314,9 @@ class Streams(Generic[K]):
     async def _follow(self, key: K, source: Source) -> Whole:
         def say(said: Said) -> None:
             self._said[_job_uid(source)] = said
-            self._tell(key)
+            if key not in self._saying:
+                self._saying.add(key)
+                asyncio.get_running_loop().call_later(SAID_SECONDS, self._tell_said, key)
 
         def hear() -> None:
             self._hear(key, source)
@@ -497,6 +507,9 @@ class _Stream:
                     raise UnavailableError("the stream stood still")
         self._add(reader.finish())
         self._mark = reader.mark
+        # If the container goes on the line does too, and is heard again with its end.
+        if self._listener.at_end() != self._listener.said:
+            self._say(self._listener.at_end())
         self._hear()
         return True
 

@@ -18,8 +18,7 @@ def heard(*pieces: bytes) -> Said:
     listener = Listener()
     for piece in pieces:
         listener.feed(piece)
-    listener.end()
-    return listener.said
+    return listener.at_end()
 
 
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6).map(sorted))
@@ -51,6 +50,24 @@ def test_r_report_a_long_line_is_not_held() -> None:
     for _ in range(1000):
         listener.feed(b"::summary " + b"x" * 10_000)
     assert len(listener._line) <= LONGEST
-    listener.end()
-    assert listener.said.summary.startswith("xxx")
-    assert len(listener.said.summary) == 280
+    said = listener.at_end()
+    assert said.summary.startswith("xxx")
+    assert len(said.summary) == 280
+
+
+def test_r_report_a_tool_that_prints_nothing_else_costs_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr("agentjobs.domain.said._with", lambda said, line: read.append(line) or said)
+    lines = b"".join(b"::progress %d x\n::summary %d\n" % (n % 100, n) for n in range(10_000))
+    Listener().feed(lines)
+    assert read == [b"::progress 0 x", b"::summary 9999", b"::progress 99 x"]
+
+
+def test_r_report_a_line_that_goes_on_after_its_end_seemed_to_be_there_is_heard_whole() -> None:
+    listener = Listener()
+    listener.feed(b"::progress 4")
+    assert listener.at_end().percent == 4
+    listener.feed(b"0 unpacking\n")
+    assert listener.said == listener.at_end() == Said(40, "unpacking")

@@ -28,41 +28,47 @@ class Said:
 
 
 class Listener:
-    """Listens to an output as it comes, in pieces of any size; a line is never held whole."""
+    """Listens to an output as it comes, in pieces of any size; a line is never held whole.
+
+    Of many such lines in one piece the last of each kind is read: a tool may print nothing else.
+    """
 
     def __init__(self) -> None:
         self.said = Said()
         self._line = bytearray()
+        """The beginning of a line whose end is still to come."""
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the output."""
-        # Most output says nothing; only what may be a line of ours is looked at.
-        if not self._line and b"::" not in data:
-            data = data[data.rfind(b"\n") + 1 :]
-        for piece in data.splitlines(keepends=True):
-            room = LONGEST - len(self._line)
-            self._line += piece[: max(room, 0)]
-            if piece.endswith(b"\n"):
-                self._hear(bytes(self._line))
-                self._line.clear()
+        first, last = data.find(b"\n"), data.rfind(b"\n")
+        room = max(LONGEST - len(self._line), 0)
+        self._line += data[: room if first < 0 else min(first, room)]
+        if first < 0:
+            return
+        self.said = _with(self.said, bytes(self._line))
+        for kind in (SUMMARY, PROGRESS):
+            begin = data.rfind(b"\n" + kind, first, last) + 1
+            if begin:
+                end = data.find(b"\n", begin)
+                self.said = _with(self.said, data[begin : min(end, begin + LONGEST)])
+        self._line[:] = data[last + 1 : last + 1 + LONGEST]
 
-    def end(self) -> None:
-        """Take what was said in a last line that has no end."""
-        self._hear(bytes(self._line))
-        self._line.clear()
+    def at_end(self) -> Said:
+        """What was said if nothing more comes: a last line may have no end."""
+        return _with(self.said, bytes(self._line))
 
-    def _hear(self, line: bytes) -> None:
-        if line.startswith(SUMMARY):
-            text = one_line(line.removeprefix(SUMMARY).decode("utf-8", "replace"))
-            self.said = replace(self.said, summary=cut(text, SUMMARY_CHARACTERS))
-        elif line.startswith(PROGRESS):
-            self._hear_progress(line.removeprefix(PROGRESS).decode("utf-8", "replace").strip())
 
-    def _hear_progress(self, text: str) -> None:
+def _with(said: Said, line: bytes) -> Said:
+    """What was said once this line was, too."""
+    if line.startswith(SUMMARY):
+        text = one_line(line.removeprefix(SUMMARY).decode("utf-8", "replace"))
+        return replace(said, summary=cut(text, SUMMARY_CHARACTERS))
+    if line.startswith(PROGRESS):
+        text = line.removeprefix(PROGRESS).decode("utf-8", "replace").strip()
         number, _, message = text.partition(" ")
         number = number.removesuffix("%")
         percent = int(number) if number.isascii() and number.isdecimal() else None
         if percent is None or percent > LARGEST_PERCENT:
             percent, message = None, text
-        short = cut(one_line(message), MESSAGE_CHARACTERS)
-        self.said = replace(self.said, percent=percent, message=short)
+        return replace(said, percent=percent, message=cut(one_line(message), MESSAGE_CHARACTERS))
+    return said
