@@ -34,8 +34,8 @@ pytestmark = pytest.mark.controlplane
 
 SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 CHANGES = 51 if SOAK else 3
-LIVE = 100 if SOAK else 40
-OUTAGES = 20 if SOAK else 4
+LIVE = 100 if SOAK else 20
+OUTAGES = 20 if SOAK else 2
 NAMESPACE = "leaders"
 OUTAGES_NAMESPACE = "outages"
 TAKEOVER_SECONDS = 20.0
@@ -302,10 +302,10 @@ def _both_killed(plane: ControlPlane, _: list[OperatorProcess]) -> None:
 
 
 OUTAGES_OF: dict[str, Callable[[ControlPlane, list[OperatorProcess]], None]] = {
+    "API server and etcd killed": _both_killed,
+    "etcd and leader killed": _leader_killed_without_etcd,
     "etcd killed": _etcd_killed,
     "API server killed": _api_server_killed,
-    "etcd and leader killed": _leader_killed_without_etcd,
-    "API server and etcd killed": _both_killed,
 }
 
 
