@@ -39,6 +39,8 @@ class RuleBroken(AssertionError):  # noqa: N818 - a verdict on the operator, not
 class Container:
     """The tool's container of one pod, on its node."""
 
+    pod: str
+    """Name of the pod."""
     owner: str
     """uid of the AgentJob."""
     job: str
@@ -339,8 +341,8 @@ class Truth:
         owner = (job or {"metadata": {}})["metadata"].get("ownerReferences") or [{}]
         uid = owner[0].get("uid", "")
         if uid in self.lives:
-            meta = (job or body)["metadata"]
-            self.containers[body["metadata"]["uid"]] = Container(uid, meta["uid"], meta["name"])
+            pod, meta = body["metadata"], (job or body)["metadata"]
+            self.containers[pod["uid"]] = Container(pod["name"], uid, meta["uid"], meta["name"])
 
     def _check_claim(self, life: Life, before: AgentJob, after: AgentJob) -> None:
         """An attempt may follow, and there is room for it."""
@@ -425,11 +427,16 @@ class Truth:
             self._check_exit_code(life, cause.exit_code, mine)
 
     def _is_known(self, uid: str, before: AgentJob) -> bool:
-        """Whether a pod was known to whoever writes of it: seen, on record, or there to be seen."""
+        """Whether a pod was known to whoever writes of it: seen, on record, or there to be seen.
+
+        What is on record of the pod that replaced it says nothing of one that left no trace.
+        """
         witnesses = self._witnesses.get(uid, set())
         if uid not in self._let_go or self._server.written_by in witnesses:
             return bool(witnesses)
-        return before.status.pod_name is not None or before.status.started_at is not None
+        status, name = before.status, self.containers[uid].pod
+        on_record = uid in (status.pod_uids or ()) or status.pod_name == name
+        return on_record or status.started_at is not None
 
     def _did_well(self, life: Life, container: Container) -> bool:
         """Whether a tool exited 0 before any signal, as far as the operator could know.

@@ -1,4 +1,4 @@
-"""Short histories of nodes that fall silent, told by hand; and what the truth says of them."""
+"""Short histories, told by hand: nodes that fall silent, pods that leave no trace."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,8 @@ NAME, JOB = "index", "index-1"
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    """An operator leads; one AgentJob runs that got its place from a queue. All must end well."""
+def stage() -> Iterator[Histories]:
+    """An operator leads. All must end well."""
     stage = Histories()
     stage.counts.clear()
     yield stage
@@ -27,6 +27,7 @@ def stage() -> Iterator[Stage]:
 
 
 def run_one(stage: Stage, deadline: int) -> None:
+    """Let an AgentJob run that got its place from a queue."""
     stage.cluster.create(NAME, deadlineSeconds=deadline, queueName="batch")
     stage._go_on_with(stage.processes[0])
     stage.cluster.admit(stage.server.get(JOBS, NAMESPACE, JOB))
@@ -135,3 +136,45 @@ def test_r_dead_a_list_tells_that_a_node_is_gone(stage: Stage) -> None:
     leader.run()
     job = stage.server.get(JOBS, NAMESPACE, JOB)
     assert ANNOTATION_RETIRED in job["metadata"]["annotations"]
+
+
+def test_r_cause_of_a_pod_that_left_no_trace_nobody_need_know_that_its_tool_began(
+    stage: Histories,
+) -> None:
+    """A queue takes a place back and gives it again before an operator looks, who then dies."""
+    stage.it_begins(spec=5, retry=2, steps=2)
+    stage.a_queue_changes_its_mind(number=1, rounds=1, requests=0, how=0)
+    stage.a_pod_has_trouble(number=1, how=1)
+    stage.controllers_catch_up()
+    first, second = stage.truth.containers.values()
+    assert first.began
+    assert not second.began
+
+
+def test_r_cause_of_a_pod_on_record_that_vanished_nobody_says_that_its_tool_never_began(
+    stage: Histories,
+) -> None:
+    """The same, but its pod was on record before the operator died."""
+    leader, server = stage.processes[0], stage.server
+    stage.cluster.create(NAME, deadlineSeconds=60, queueName="batch")
+    stage._go_on_with(leader)
+    stage.cluster.admit(server.get(JOBS, NAMESPACE, JOB))
+    stage.cluster.jobs.sync(server.get(JOBS, NAMESPACE, JOB))
+    leader.run()
+    leader.die()
+    stage.cluster.run()
+    stage.cluster.take_back(server.get(JOBS, NAMESPACE, JOB))
+    stage.cluster.run()
+    stage._end_those_told_to_go()
+    stage._admit(server.get(JOBS, NAMESPACE, JOB), patient=False)
+    stage.cluster.jobs.sync(server.get(JOBS, NAMESPACE, JOB))
+    first, second = stage.truth.containers.items()
+    stage.kubelets.unpullable[second[0]] = "ErrImagePull"
+    stage._only_leader()
+    for _ in range(9):
+        stage._go_on_with(leader)
+        stage._pass(10)
+    over = AgentJob.from_json(server.get(AGENTJOBS, NAMESPACE, NAME)).status
+    assert (first[1].began, second[1].began) == (True, False)
+    assert over.cause
+    assert (over.cause.ran, over.cause.evidence) == (True, Evidence.LOST)
