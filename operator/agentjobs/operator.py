@@ -17,6 +17,7 @@ from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.observed import Policy
 from agentjobs.kube import Access, Kube
 from agentjobs.lease import Lease, LostLeadershipError, Terms
+from agentjobs.lookups import LookUps
 from agentjobs.metrics import Metrics
 from agentjobs.notices import Notices
 from agentjobs.openfiles import allow_files
@@ -140,6 +141,7 @@ class Operator:
             self._policy(destinations),
             fence=self._lease.fence,
             streams=streams,
+            lookups=LookUps(),
         )
         namespaces = self._settings.watch_namespaces
         feed = Feed(self._cache, self._queue, self._passes, self._metrics)

@@ -22,6 +22,7 @@ from agentjobs.domain.keeping import is_archived
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.nodes import lose_pods
 from agentjobs.domain.observed import (
+    LookUp,
     Need,
     Observed,
     Policy,
@@ -68,6 +69,7 @@ from agentjobs.kube import (
     NotFoundError,
     UnavailableError,
 )
+from agentjobs.lookups import LookUps
 from agentjobs.metrics import Metrics
 from agentjobs.notices import Notices
 from agentjobs.store import StoreError
@@ -107,11 +109,13 @@ class Passes:
         *,
         fence: Callable[[], None],
         streams: Streams[Key] | None = None,
+        lookups: LookUps | None = None,
     ) -> None:
         """Prepare.
 
         :param fence: raises when this process may not write any more (R-CLAIM).
         :param streams: keeps output, where there is a store for it.
+        :param lookups: of receivers' names at acceptance; absent: only at connect are they checked.
         """
         self._kube = kube
         self._cache = cache
@@ -121,6 +125,7 @@ class Passes:
         self._policy = policy
         self._fence = fence
         self._streams = streams
+        self._lookups = lookups
         self._refusals: dict[str, _LookedUp] = {}
         self._children_seen: dict[str, tuple[str, str]] = {}
         self._written_at: dict[str, datetime] = {}
@@ -261,6 +266,9 @@ class Passes:
             return replace(self._gather(seen.job), pods_listed=True)
         if isinstance(need, ReadTool):
             return replace(seen, tool=await self._tool(seen.job), tool_known=True)
+        if isinstance(need, LookUp):
+            found = await self._lookups.addresses_of(need.host) if self._lookups else ()
+            return replace(seen, receiver_at=found)
         selector = f"involvedObject.uid={need.job_uid}"
         events: list[dict[str, Any]] = []
         async for page in self._kube.pages(EVENTS, namespace, {"fieldSelector": selector}):

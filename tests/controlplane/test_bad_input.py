@@ -10,7 +10,7 @@ import pytest
 
 from tests import audit
 from tests.apiclient import Document
-from tests.controlplane.stage import Place, Scenario, scenario, template, told_in
+from tests.controlplane.stage import CALLBACKS, Place, Scenario, scenario, template, told_in
 from tests.kubelet import settle
 
 pytestmark = pytest.mark.controlplane
@@ -29,6 +29,10 @@ def schema(**properties: Document) -> Document:
 
 def of_tool(name: str, **arguments: Any) -> Document:
     return {"toolRef": {"name": name}, **({"arguments": arguments} if arguments else {})}
+
+
+def to(url: str) -> Document:
+    return {"template": template(), "callback": {"url": url}}
 
 
 UNUSABLE: dict[str, tuple[Document, str]] = {
@@ -91,6 +95,10 @@ REFUSED: dict[str, tuple[Document, str]] = {
         },
         "backoffLimit",
     ),
+    "r-callback-nobody-allowed": (to("https://elsewhere.example.com/"), "callbacks.allow"),
+    "r-callback-a-number": (to("http://2130706433:19002/"), "is no address"),
+    "r-callback-metadata": (to("http://[fd00:ec2::254]/"), "never called"),
+    "r-callback-a-name-that-points-inside": (to("http://localhost:9/"), "leads to where no event"),
     "bad-label": (
         {"template": {"metadata": {"labels": {"a": "not a label!"}}, **template()}},
         "labels",
@@ -98,7 +106,11 @@ REFUSED: dict[str, tuple[Document, str]] = {
 }
 
 
-@scenario("R-CAUSE what can never run ends as invalid_spec and says where", RELIST_SECONDS=300)
+@scenario(
+    "R-CAUSE R-CALLBACK what can never run ends as invalid_spec and says where",
+    RELIST_SECONDS=300,
+    CALLBACKS_ALLOW=CALLBACKS,
+)
 def refused(place: Place) -> None:
     place.tool("strict", inputSchema=schema(count={"type": "integer"}))
     place.tool("open", inputSchema={"type": "object"})

@@ -196,7 +196,7 @@ class Sums:
 
 
 @scenario(
-    "R-KEY R-NAMESPACE R-ARGS what counts as the same start, and what does not",
+    "R-KEY R-NAMESPACE R-ARGS R-CALLBACK what counts as the same start, and what does not",
     CALLBACKS_ALLOW=CALLBACKS,
 )
 def same_words(place: Place) -> None:
@@ -220,6 +220,9 @@ def same_words(place: Place) -> None:
     assert (refused.code, refused.problem) == (422, "invalid-arguments")
     assert [each["pointer"] for each in refused.body["errors"]] == ["/arguments/a"]
     third = id_in(start(key="k-3"))
+    for inside in ("http://localhost:9/", "http://2130706433:9/", "http://[fd00:ec2::254]/"):
+        refused = start(key="k-4", callback={"url": inside})
+        assert (refused.code, refused.problem) == (422, "unrunnable"), refused.body
     # h: the namespace counts as resolved; headers do not count
     assert id_in(start(namespace=here)) == this
     assert id_in(start(query=f"?namespace={here}")) == this

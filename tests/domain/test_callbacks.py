@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 
 import pytest
 
@@ -18,11 +19,11 @@ from agentjobs.domain.callbacks import (
     outbox_of,
     pause,
 )
-from agentjobs.domain.destinations import Destinations
-from agentjobs.domain.observed import Observed, Policy
-from agentjobs.domain.plan import Deliver, RemoveFinalizer
+from agentjobs.domain.destinations import Address, Destinations
+from agentjobs.domain.observed import LookUp, Observed, Policy
+from agentjobs.domain.plan import CreateJob, Deliver, RemoveFinalizer
 from agentjobs.domain.reconcile import decide
-from tests.builders import an_agentjob
+from tests.builders import an_agentjob, at
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 URL = "https://runtime.example.com/events"
@@ -128,6 +129,34 @@ def test_r_callback_a_destination_that_nobody_allowed_is_told_nothing() -> None:
     assert plan.status.callback is None
     (told,) = [c for c in plan.status.conditions if c.type == "CallbackDelivered"]
     assert (told.status, told.reason) == ("False", "DestinationDenied")
+
+
+def given(**changes: object) -> Observed:
+    """A job that nobody has looked at yet, with a receiver that is allowed by its name."""
+    job = an_agentjob(callback={"url": URL})
+    return replace(Observed(now=at(1), job=job, policy=ALLOWED), **changes)
+
+
+@pytest.mark.parametrize("inside", ["10.0.0.5", "169.254.169.254", "::ffff:127.0.0.1"])
+def test_r_callback_a_name_that_points_inside_ends_the_job_before_anything_runs(
+    inside: str,
+) -> None:
+    assert decide(given()).need == LookUp("runtime.example.com")
+    plan = decide(given(receiver_at=(ip_address("93.184.216.34"), ip_address(inside))))
+    assert plan.status is not None
+    assert plan.status.cause is not None
+    assert plan.status.cause.code == "invalid_spec"
+    assert not any(isinstance(action, CreateJob) for action in plan.actions)
+    assert "runtime.example.com:443 leads to where no event" in plan.status.cause.message
+    assert inside not in plan.status.model_dump_json(), "no tenant is told what is inside"
+
+
+@pytest.mark.parametrize("found", [(), (ip_address("93.184.216.34"),)], ids=["unknown", "public"])
+def test_r_callback_a_name_that_may_be_called_or_that_nobody_knows_is_no_hindrance(
+    found: tuple[Address, ...],
+) -> None:
+    plan = decide(given(receiver_at=found))
+    assert any(isinstance(action, CreateJob) for action in plan.actions)
 
 
 def after_the_end(**changes: object) -> Observed:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentjobs.gateway.expiring import Expiring
+from agentjobs.expiring import Expiring
 from agentjobs.gateway.keys import KeyRing, UnusableKeysError, load_keys
 from agentjobs.kube import ConflictError, Kube, NotFoundError, UnavailableError
 

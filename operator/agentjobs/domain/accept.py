@@ -18,6 +18,7 @@ from agentjobs.api.agentjob import (
 )
 from agentjobs.api.agenttool import AgentTool, ResourceRequirements
 from agentjobs.domain import arguments as args
+from agentjobs.domain.destinations import as_address, host_of
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.nesting import check_depth
 from agentjobs.domain.observed import Observed, Policy
@@ -49,13 +50,25 @@ def accept(seen: Observed) -> Accepted:
     :raises InvalidSpecError: if this can never be run; the message names the field.
     """
     if seen.job.spec.callback:
-        namespace = seen.job.metadata.namespace
-        seen.policy.destinations.check_url(namespace, seen.job.spec.callback.url)
+        namespace, url = seen.job.metadata.namespace, seen.job.spec.callback.url
+        seen.policy.destinations.check_url(namespace, url)
+        seen.policy.destinations.check_found(namespace, url, seen.receiver_at or ())
     if seen.job.spec.tool_ref:
         return _from_tool(seen, seen.job.spec.tool_ref)
     template = read_template(seen.job.spec.template, namespace=seen.job.metadata.namespace)
     _check_retry(seen.job.spec.retry, template, "spec.template")
     return _accepted(seen, template, None)
+
+
+def name_to_look_up(seen: Observed) -> str | None:
+    """The receiver's name, while nobody knows where it leads; once accepted, the send checks it."""
+    if seen.job.spec.callback is None or seen.receiver_at is not None or seen.job.status.state:
+        return None
+    try:
+        host, _ = host_of(seen.job.spec.callback.url)
+    except InvalidSpecError:
+        return None
+    return host if as_address(host) is None else None
 
 
 def check_tool(tool: AgentTool) -> Template:

@@ -5,6 +5,7 @@ from datetime import datetime
 from agentjobs.api.agentjob import (
     AgentJobStatus,
     Attempt,
+    Ending,
 )
 from agentjobs.api.names import (
     FINALIZER,
@@ -13,7 +14,7 @@ from agentjobs.api.names import (
     State,
 )
 from agentjobs.domain import status as st
-from agentjobs.domain.accept import Accepted, accept
+from agentjobs.domain.accept import Accepted, accept, name_to_look_up
 from agentjobs.domain.ending import (
     ending_due,
 )
@@ -22,7 +23,7 @@ from agentjobs.domain.finish import end_unstarted
 from agentjobs.domain.gates import closed_gate
 from agentjobs.domain.job import desired_job
 from agentjobs.domain.mirror import earlier, invalid, mirror, stamped, with_condition, with_status
-from agentjobs.domain.observed import Observed, ReadTool
+from agentjobs.domain.observed import LookUp, Need, Observed, ReadTool
 from agentjobs.domain.plan import (
     AddFinalizer,
     CreateJob,
@@ -39,13 +40,14 @@ def before_start(seen: Observed) -> Plan:
         and FINALIZER not in seen.job.metadata.finalizers
     ):
         return Plan(actions=(AddFinalizer(),))
-    if seen.job.spec.tool_ref and seen.tool is None and not seen.tool_known:
-        return Plan(need=ReadTool())
+    # A job that was stopped before it was ever looked at is cancelled, valid or not.
+    asked = ending_due(seen, datetime.max.replace(tzinfo=seen.now.tzinfo))
+    need = _unread(seen, asked)
+    if need:
+        return Plan(need=need)
     try:
         accepted = accept(seen)
     except InvalidSpecError as error:
-        # A job that was stopped before it was ever looked at is cancelled, valid or not.
-        asked = ending_due(seen, datetime.max.replace(tzinfo=seen.now.tzinfo))
         return end_unstarted(seen, asked or invalid(seen, error))
     due = ending_due(seen, accepted.deadline_at)
     if due:
@@ -58,6 +60,14 @@ def before_start(seen: Observed) -> Plan:
         status = status.model_copy(update={"waiting": closed.waiting})
         return mirror(seen, status, requeue_at=accepted.deadline_at)
     return claim(seen, accepted, status)
+
+
+def _unread(seen: Observed, asked: Ending | None) -> Need | None:
+    """What has to be read before a job can be accepted."""
+    if seen.job.spec.tool_ref and seen.tool is None and not seen.tool_known:
+        return ReadTool()
+    name = None if asked else name_to_look_up(seen)
+    return LookUp(name) if name else None
 
 
 def _accepted_status(seen: Observed, accepted: Accepted) -> AgentJobStatus:

@@ -151,6 +151,22 @@ class Destinations:
                 f"{namespace}; the platform's setting callbacks.allow decides"
             )
 
+    def check_found(self, namespace: str, url: str, addresses: Iterable[Address]) -> None:
+        """Check at acceptance what a name resolves to now; at connect that is checked again.
+
+        :raises InvalidSpecError: one of the addresses may not be called. Which, and why, is not
+            said: what names have inside is not for tenants.
+        """
+        host, port = host_of(url)
+        try:
+            for address in addresses:
+                self.check_address(namespace, host, port, address)
+        except DeniedError as error:
+            raise InvalidSpecError(
+                f"spec.callback.url: {host}:{port} leads to where no event of namespace "
+                f"{namespace} may be sent"
+            ) from error
+
     def check_address(self, namespace: str, host: str, port: int, address: Address) -> None:
         """Check what is about to be connected to.
 

@@ -8,7 +8,7 @@ from agentjobs.api.agentjob import AgentJob
 from agentjobs.api.agenttool import AgentTool
 from agentjobs.domain.callbacks import Outcome
 from agentjobs.domain.children import JobView
-from agentjobs.domain.destinations import Destinations
+from agentjobs.domain.destinations import Address, Destinations
 from agentjobs.domain.output import Archived
 from agentjobs.domain.pods import PodView
 from agentjobs.domain.questions import QuestionView
@@ -69,7 +69,14 @@ class ReadTool:
     """Read the tool, then decide again: it may be newer than what its watch has shown."""
 
 
-Need = ReadLastLine | ReadRefusals | ReadPods | ReadTool
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Look up the addresses of the receiver's name, then decide again."""
+
+    host: str
+
+
+Need = ReadLastLine | ReadRefusals | ReadPods | ReadTool | LookUp
 """A read that a decision asks for."""
 
 
@@ -115,6 +122,8 @@ class Observed:
     """The tool that spec.toolRef names."""
     tool_known: bool = True
     """Whether there is such a tool was asked of the API server, not only of the watch."""
+    receiver_at: tuple[Address, ...] | None = None
+    """What the name in spec.callback.url resolves to; None: not looked up; empty: unknown."""
     child: JobView | None = None
     """The Job of the claimed name, whoever owns it."""
     child_seen: bool = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentjobs.domain.errors import AgentJobError
-from agentjobs.gateway.expiring import Expiring
+from agentjobs.expiring import Expiring
 from agentjobs.kube import SECRETS, ConflictError, Kube, NotFoundError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from agentjobs.api.names import REPORT_AUDIENCE
 from agentjobs.contract.problems import ProblemType
-from agentjobs.gateway.expiring import Expiring
+from agentjobs.expiring import Expiring
 from agentjobs.gateway.problems import ProblemError
 from agentjobs.kube import ACCESSREVIEWS, TOKENREVIEWS, Kube, KubeError
 from agentjobs.metrics import GatewayMetrics

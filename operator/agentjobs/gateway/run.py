@@ -30,11 +30,11 @@ from agentjobs.domain.destinations import Destinations
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.observed import Policy
+from agentjobs.expiring import Expiring
 from agentjobs.gateway import audit
 from agentjobs.gateway.asks import Asks
 from agentjobs.gateway.catalogue import Catalogue
 from agentjobs.gateway.connections import Listener
-from agentjobs.gateway.expiring import Expiring
 from agentjobs.gateway.inputs import Inputs
 from agentjobs.gateway.jobs import Filter, Jobs, Page
 from agentjobs.gateway.keys import KeyRing, Keys

@@ -13,6 +13,7 @@ from agentjobs.api.agenttool import AgentTool
 from agentjobs.contract.calls import Fault, StartRequest
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.arguments import check_size
+from agentjobs.domain.destinations import as_address, host_of
 from agentjobs.domain.errors import AgentJobError, InvalidSpecError
 from agentjobs.domain.idempotency import job_name, payload_of_request, payload_of_spec
 from agentjobs.domain.jobids import parse_job_id
@@ -30,6 +31,7 @@ from agentjobs.kube import (
     NotFoundError,
     UnavailableError,
 )
+from agentjobs.lookups import LookUps
 from agentjobs.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class Starts:
         self._places = places
         self._policy = policy
         self._metrics = metrics
+        self._lookups = LookUps()
 
     async def start(
         self, keys: Keys, caller: Caller, namespace: str, key: str, request: StartRequest
@@ -156,6 +159,8 @@ class Starts:
         """
         start = await self._checked(caller, name, request)
         try:
+            if request.callback:
+                await self._check_receiver(name.namespace, request.callback.url)
             return agentjob_of(start, self._policy, datetime.now(UTC))
         except InvalidArgumentsError as error:
             raise ProblemError(
@@ -165,6 +170,17 @@ class Starts:
             ) from error
         except InvalidSpecError as error:
             raise ProblemError(ProblemType.UNRUNNABLE, str(error)) from error
+
+    async def _check_receiver(self, namespace: str, url: str) -> None:
+        """Check where a receiver's name leads.
+
+        :raises InvalidSpecError: to where no event may be sent.
+        """
+        self._policy.destinations.check_url(namespace, url)
+        host, _ = host_of(url)
+        if as_address(host) is None:
+            found = await self._lookups.addresses_of(host)
+            self._policy.destinations.check_found(namespace, url, found)
 
     async def _checked(self, caller: Caller, name: Name, request: StartRequest) -> Start:
         """Check what depends on other objects.

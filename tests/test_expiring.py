@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentjobs.gateway.expiring import Expiring
+from agentjobs.expiring import Expiring
 
 
 class Oracle:
