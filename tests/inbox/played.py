@@ -29,6 +29,8 @@ class PlayedGateway:
     """Called with the id of a job that was made, before its start is answered."""
     refuse_starts: int = 0
     """A status to refuse starts with."""
+    refuses: dict[str, int] = field(default_factory=dict)
+    """Statuses to refuse single starts with, by key, and reads, by job id."""
     keys: list[str] = field(default_factory=list)
     """Public keys; none: they are not there."""
     keys_read: int = 0
@@ -68,8 +70,9 @@ class PlayedGateway:
     async def _start(self, request: web.Request) -> web.Response:
         key, body = request.headers["Idempotency-Key"], await request.json()
         self.starts.append((key, body))
-        if self.refuse_starts:
-            return _problem(self.refuse_starts, "about:blank")
+        refused = self.refuses.get(key) or self.refuse_starts
+        if refused:
+            return _problem(refused, "about:blank")
         name = hashlib.sha256(key.encode()).hexdigest()[:12]
         job_id = f"job-{name}.{body.get('namespace') or self.namespace}"
         if job_id not in self.jobs:
@@ -80,7 +83,10 @@ class PlayedGateway:
 
     async def _status(self, request: web.Request) -> web.Response:
         self.reads += 1
-        job = self.jobs.get(request.match_info["job_id"])
+        job_id = request.match_info["job_id"]
+        job = self.jobs.get(job_id)
+        if job_id in self.refuses:
+            return _problem(self.refuses[job_id], "about:blank")
         if job is None:
             return _problem(404, ProblemType.JOB_NOT_FOUND.uri)
         return web.json_response(job)

@@ -9,10 +9,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -24,14 +22,11 @@ from agentjobs.contract.calls import Callback, StartRequest
 from agentjobs.inbox import (
     Batch,
     FullError,
-    Heard,
-    Inbox,
     KeyRing,
     Loop,
     Role,
     Rules,
     Ruling,
-    Verifier,
     handler_of,
     runtime,
     serving,
@@ -40,68 +35,15 @@ from agentjobs.inbox.schema import connect
 from agentjobs.inbox.store import Store
 from agentjobs.signing import Signer
 from tests.inbox.events import NOW, OTHER, SIGNER, body_of, headers_of, heard, heard_of
+from tests.inbox.place import DAY, Place, everything, jobs_in
 from tests.inbox.played import PlayedGateway
 from tests.until import until
-
-DAY = timedelta(days=1)
-
-
-class Clock:
-    """Tells what a test says."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-class Place:
-    """An inbox beside a gateway that is played; it can be left and opened again."""
-
-    def __init__(self, path: Path, gateway: PlayedGateway) -> None:
-        self.path = path / "inbox.db"
-        self.gateway = gateway
-        self.clock = Clock()
-        self.verifier: Verifier | KeyRing = Verifier([SIGNER.public()["ed25519"]])
-
-    @asynccontextmanager
-    async def open(self, rules: Rules | None = None, **settings: Any) -> AsyncIterator[Inbox]:
-        async with (
-            self.gateway.client() as client,
-            Inbox(
-                self.path,
-                client,
-                verifier=self.verifier,
-                rules=rules,
-                clock=self.clock,
-                **settings,
-            ) as inbox,
-        ):
-            yield inbox
-
-    async def deliver(self, inbox: Inbox, event: Heard) -> int:
-        body = body_of(event)
-        return (await inbox.receive(headers_of(body, at=self.clock.now), body)).status
 
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     async with PlayedGateway().serving() as gateway:
         yield Place(tmp_path, gateway)
-
-
-async def everything(inbox: Inbox) -> list[str]:
-    """All lines that wait, acknowledged."""
-    lines: list[str] = []
-    while batch := await inbox.take_now():
-        lines += batch.text.split("\n")
-        assert await inbox.acknowledge(batch)
-    return lines
-
-
-def jobs_in(lines: list[str]) -> list[str]:
-    return re.findall(r"job_completed job_id=(\S+)", "\n".join(lines))
 
 
 # Whose events (signed-but-not-ours)
@@ -571,7 +513,7 @@ async def test_r_depends_a_job_is_started_when_others_are_done(place: Place) -> 
         deploy = StartRequest(tool="deploy", arguments={"of": one})
         id_ = await inbox.when_over([one], "then deploy", start=deploy, condition="done")
         await inbox.accept(heard_of(one))
-        await until(lambda: not inbox.store.due())
+        await until(lambda: not inbox.store.open_starts())
         assert place.gateway.starts[1] == (id_, {"tool": "deploy", "arguments": {"of": one}})
         lines = await everything(inbox)
         (started,) = re.findall(r"started job_id=(\S+) tool=deploy", lines[1])
@@ -620,10 +562,10 @@ async def test_r_depends_a_start_that_is_due_survives_a_crash(place: Place) -> N
         id_ = await inbox.when_over(["one.team-a"], start=StartRequest(tool="deploy"))
         await inbox.accept(heard_of("one.team-a"))
         await until(lambda: place.gateway.starts)
-        assert len(store.due()) == 1
+        assert len(store.open_starts()) == 1
     place.gateway.refuse_starts = 0
     async with place.open() as inbox:
-        await until(lambda: not inbox.store.due())
+        await until(lambda: not inbox.store.open_starts())
         assert {key for key, _ in place.gateway.starts} == {id_}
         assert len(await everything(inbox)) == 2
 

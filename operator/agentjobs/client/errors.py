@@ -38,9 +38,11 @@ class UnexpectedAnswerError(ClientError):
 class ProblemError(ClientError):
     """A refusal: by the gateway, or by what stands before it (`about:blank`)."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, repeated: bool = False) -> None:
         super().__init__(_sentence(problem))
         self.problem = problem
+        self.repeated = repeated
+        """Whether earlier tries of the call got no answer that says what became of them."""
 
     @property
     def type(self) -> str:
@@ -84,9 +86,9 @@ _CLASSES: Final[dict[str, type[ProblemError]]] = {
 }
 
 
-def error_of(problem: Problem) -> ProblemError:
+def error_of(problem: Problem, *, repeated: bool = False) -> ProblemError:
     """The error to raise. It goes by the type: a proxy's 404 says nothing about a job."""
-    return _CLASSES.get(problem.type, ProblemError)(problem)
+    return _CLASSES.get(problem.type, ProblemError)(problem, repeated=repeated)
 
 
 def _sentence(problem: Problem) -> str:

@@ -205,9 +205,9 @@ class Exchange:
         :raises UnavailableError: tried for as long as the back-off says.
         :raises UnexpectedAnswerError: neither a success nor a refusal.
         """
-        answer = await self._final(request)
+        answer, repeated = await self._final(request)
         if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise error_of(answer.problem)
+            raise error_of(answer.problem, repeated=repeated)
         if answer.status not in {request.operation.status, *request.operation.also}:
             raise UnexpectedAnswerError(f"{request}: answered {answer.status}")
         return answer
@@ -216,26 +216,28 @@ class Exchange:
         """Send a request and read the answer's body; raises what both do."""
         return (await self.send(request)).read(model)
 
-    async def _final(self, request: Request) -> Answer:
-        """An answer after which another try would not help."""
+    async def _final(self, request: Request) -> tuple[Answer, bool]:
+        """An answer after which no other try would help; whether one before may have been heard."""
         clock = asyncio.get_running_loop().time
         wait_end = clock() + request.wait
         end = wait_end + self._backoff.total_seconds
         pauses = self._backoff.pauses()
         reasons: dict[str, None] = {}
+        repeated = False
         while True:
             came = await self._try(request, wait_end, end)
             if isinstance(came, Answer) and not came.passing:
-                return came
+                return came, repeated
             reasons[_why(came)] = None
             pause = next(pauses) + (came.retry_after or 0)
             if not came.passing or clock() + pause >= end:
                 break
+            repeated |= not isinstance(came, Answer) or came.status in AWAY
             log.info("%s: %s; again in %.1f s", request, _why(came), pause)
             await asyncio.sleep(pause)
         if isinstance(came, Answer) and came.status == HTTPStatus.TOO_MANY_REQUESTS:
             # The caller's own limit, not trouble of the gateway's.
-            return came
+            return came, repeated
         raise UnavailableError(f"{request}: {'; '.join(reasons)}", request.headers.get(KEY))
 
     async def _try(self, request: Request, wait_end: float, end: float) -> Answer | _Lost:

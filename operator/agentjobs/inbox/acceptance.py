@@ -58,7 +58,7 @@ class Known:
     own: bool
     """The job was started through this inbox."""
     unheard: bool
-    """It was, and its end has not come in yet."""
+    """Its end is awaited, by the agent that has started it or by a follow-up, and has not come."""
     starting: bool
     """A start is under way whose job this may be."""
     waiting: int

@@ -26,13 +26,21 @@ class KeyRing:
 
     async def verifier(self, clock: Callable[[], datetime]) -> Verifier | None:
         """What is known; None: the gateway has not told yet."""
-        return self._verifier or await self.renewed(clock)
+        return self._verifier or await self.renewed(clock, None)
 
-    async def renewed(self, clock: Callable[[], datetime]) -> Verifier | None:
-        """Ask the gateway, unless that was done a moment ago; None: there is nothing new."""
+    async def renewed(
+        self, clock: Callable[[], datetime], known: Verifier | None
+    ) -> Verifier | None:
+        """Ask the gateway, unless that was done a moment ago; None: there is nothing new.
+
+        :param known: what the caller has found wanting. Whoever waited while another one asked
+            gets what that one got.
+        """
         async with self._lock:
             now = clock()
-            if self._asked and now - self._asked < RENEW_EVERY:
+            if self._verifier is not known:
+                return self._verifier
+            if self._asked and abs(now - self._asked) < RENEW_EVERY:
                 return None
             self._asked = now
             try:

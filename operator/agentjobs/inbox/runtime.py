@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from agentjobs.inbox.heard import Heard, heard_from_status
 from agentjobs.inbox.keyring import KeyRing
 from agentjobs.inbox.lines import not_started_line, plain, started_line, word
 from agentjobs.inbox.signatures import Verifier
-from agentjobs.inbox.store import Batch, FollowUp, OpenStart, Store
+from agentjobs.inbox.store import Batch, OpenStart, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,8 +31,18 @@ Clock = Callable[[], datetime]
 
 REPEATABLE: Final = timedelta(minutes=50)
 """A start may be repeated for so long: the gateway knows a key for an hour at least."""
+OF_THE_MOMENT: Final = frozenset(
+    {
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_EARLY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    }
+)
+"""Refusals before anybody looked whether the key has started a job."""
 QUIET: Final = timedelta(minutes=5)
-"""An own job of which nothing was heard is asked about so often."""
+"""A job whose end is awaited, and of which nothing was heard, is asked about so often."""
 ASKED_AT_ONCE: Final = 20
 TEND_SECONDS: Final = 5.0
 PRUNE_EVERY: Final = timedelta(hours=1)
@@ -159,7 +169,10 @@ class Inbox:
 
         A start whose answer is lost, by a crash too, is repeated with its key by the inbox.
 
-        :raises ClientError: as `Client.start`; after a ProblemError there is no job.
+        :raises ClientError: as `Client.start`. After a ProblemError of a status below 500 there is
+            no job, unless it is a 401, 403, 408, 425 or 429 that came after a try whose answer was
+            lost (`error.repeated`). After this and everything else the start stays on record: the
+            inbox repeats it and tells the agent what came of it.
         """
         request = self._request(tool=tool, arguments=arguments, **fields)
         name = key or secrets.token_urlsafe(24)
@@ -278,7 +291,7 @@ class Inbox:
             return None
         event = judge(headers, body, known, self._clock())
         if isinstance(event, Refused) and event.status is HTTPStatus.UNAUTHORIZED:
-            new = await keys.renewed(self._clock)
+            new = await keys.renewed(self._clock, known)
             return judge(headers, body, new, self._clock()) if new else event
         return event
 
@@ -314,74 +327,86 @@ class Inbox:
         while True:
             self._due.clear()
             try:
-                await self._mend()
-                if self._clock() - pruned >= PRUNE_EVERY:
+                mended = await self._mend()
+                if abs(self._clock() - pruned) >= PRUNE_EVERY:
                     pruned = self._clock()
                     await self._call(self.store.prune, pruned)
-            except (ClientError, SqliteError, ValueError) as error:
+            except SqliteError as error:
                 log.warning("the inbox tries again in %.0f s: %s", TEND_SECONDS, error)
+                mended = False
+            if not mended:
                 await asyncio.sleep(TEND_SECONDS)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(TEND_SECONDS):
                     await self._due.wait()
 
-    async def _mend(self) -> None:
-        """Make good what a crash or a silence has left open."""
-        for each in await self._call(self.store.open_starts):
-            if each.key not in self._in_flight:
-                await self._repeat(each)
-        for follow_up in await self._call(self.store.due):
-            await self._follow(follow_up)
-        now = self._clock()
-        for job_id in await self._call(self.store.unheard, now - QUIET, ASKED_AT_ONCE):
-            await self._ask(job_id)
+    async def _mend(self) -> bool:
+        """Make good what a crash or a silence has left open; return whether all of it could be.
+
+        :raises sqlite3.Error: the file cannot be read or written.
+        """
+        mended = True
+        for start in await self._call(self.store.open_starts):
+            mended &= await self._tried(f"the start {start.key}", self._repeat(start))
+        quiet = self._clock() - QUIET
+        for job_id in await self._call(self.store.unheard, quiet, ASKED_AT_ONCE):
+            if not await self._tried(f"the job {job_id}", self._ask(job_id)):
+                # Who cannot be asked about is asked about later, and keeps no other from its turn.
+                await self._call(self.store.looked_at, job_id, self._clock())
+        return mended
+
+    async def _tried(self, what: str, doing: Awaitable[None]) -> bool:
+        """Do one thing of many: what fails holds up none of the others."""
+        try:
+            await doing
+        except SqliteError:
+            raise
+        except ClientError as error:
+            log.warning("%s is left for later: %s", what, error)
+            return False
+        except Exception:
+            # Whatever it is: without this task nothing would ever be mended again.
+            log.exception("%s is left for later", what)
+            return False
+        return True
 
     async def _repeat(self, start: OpenStart) -> None:
+        """Send a start whose answer is not on record, and tell the agent what came of it."""
+        if start.key in self._in_flight or not await self._call(self.store.is_open, start.key):
+            return
         request = StartRequest.model_validate_json(start.request)
-        tool = request.tool or ""
-        job_id: str | None = None
-        if self._clock() - start.at > REPEATABLE:
-            line = not_started_line(tool, "the gateway was away for too long; a job may be there")
-        else:
+        job_id, refusal = None, "the gateway gave no answer for too long; a job may be there"
+        if self._clock() - start.at <= REPEATABLE:
             try:
                 job_id = (await self._client.start(**_fields(request), key=start.key)).job_id
-                line = started_line(tool, job_id)
             except ProblemError as error:
-                if not _refused(error):
+                if not _refused(error, again=True):
                     raise
-                line = not_started_line(tool, str(error))
-        await self._call(self.store.end_start, start.key, job_id, self._clock(), line)
+                refusal = str(error)
+        tool, now = request.tool or "", self._clock()
+        if start.follows:
+            outcome = (
+                f"started job_id={word(job_id)} tool={word(tool) or '-'}"
+                if job_id
+                else f'nothing was started: "{plain(refusal)}"'
+            )
+            await self._call(self.store.followed, start.key, job_id, outcome, now)
+        else:
+            line = started_line(tool, job_id) if job_id else not_started_line(tool, refusal)
+            await self._call(self.store.end_start, start.key, job_id, now, line)
         self.wake()
 
     async def _send(self, key: str, request: StartRequest) -> Started:
         try:
             started = await self._client.start(**_fields(request), key=key)
         except ProblemError as error:
-            if _refused(error):
+            if _refused(error, again=error.repeated):
                 await self._call(self.store.end_start, key, None, self._clock())
             raise
         await self._call(self.store.end_start, key, started.job_id, self._clock())
         self.wake()
         return started
-
-    async def _follow(self, follow_up: FollowUp) -> None:
-        job_id, outcome = None, "nothing was started: the gateway was away for too long"
-        if self._clock() - follow_up.due <= REPEATABLE:
-            request = StartRequest.model_validate_json(follow_up.request)
-            try:
-                started = await self._client.start(**_fields(request), key=follow_up.id)
-            except ProblemError as error:
-                if not _refused(error):
-                    raise
-                outcome = f'nothing was started: "{plain(str(error))}"'
-            else:
-                job_id = started.job_id
-                tool = word(request.tool or "") or "-"
-                outcome = f"started job_id={word(job_id)} tool={tool}"
-        now = self._clock()
-        await self._call(self.store.followed, follow_up.id, job_id, outcome, now)
-        self._came.set()
 
     async def _ask(self, job_id: str) -> None:
         """Ask about a job of which no end was heard: its event may have been given up."""
@@ -392,11 +417,9 @@ class Inbox:
             self.wake()
             return
         event = heard_from_status(job)
-        if event:
-            await self.accept(event)
-        elif job.status in TERMINAL_STATES:
+        if event is None and job.status in TERMINAL_STATES:
             raise UnexpectedAnswerError(f"{job_id} is over without an event_id: an older gateway")
-        else:
+        if event is None or await self.accept(event) in {Ruling.FULL, Ruling.NOT_OURS}:
             await self._call(self.store.looked_at, job_id, self._clock())
 
     def _request(self, **fields: Any) -> StartRequest:
@@ -410,9 +433,14 @@ class Inbox:
         return await asyncio.to_thread(function, *values)
 
 
-def _refused(error: ProblemError) -> bool:
-    """Whether nothing was done: a server that failed may have done it before."""
-    return error.problem.status < HTTPStatus.INTERNAL_SERVER_ERROR
+def _refused(error: ProblemError, *, again: bool) -> bool:
+    """Whether there is no job: a server that failed may have made it before.
+
+    :param again: the start was sent before, so that a refusal of the caller, or of the moment,
+        does not tell what came of it then.
+    """
+    status = error.problem.status
+    return status < HTTPStatus.INTERNAL_SERVER_ERROR and not (again and status in OF_THE_MOMENT)
 
 
 def _fields(request: StartRequest) -> dict[str, Any]:

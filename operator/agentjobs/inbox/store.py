@@ -68,15 +68,9 @@ class OpenStart:
     key: str
     request: str
     at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class FollowUp:
-    """A start that its jobs waited for, and that is due."""
-
-    id: str
-    request: str
-    due: datetime
+    """When it was begun, or got due."""
+    follows: bool
+    """Whether a follow-up has made it, and wants to hear of it."""
 
 
 class Store:
@@ -203,18 +197,20 @@ class Store:
             self._settle(now)
 
     def open_starts(self) -> list[OpenStart]:
-        """Starts without an answer on record, but for those of follow-ups; the oldest first."""
+        """Starts without an answer on record, those of follow-ups too; the oldest first."""
         rows = self._all(
-            "SELECT key, request, at FROM starts "
-            "WHERE key NOT IN (SELECT id FROM follow_ups) ORDER BY at"
+            "SELECT key, request, at, key IN (SELECT id FROM follow_ups) FROM starts ORDER BY at"
         )
-        return [OpenStart(key, request, _time(at)) for key, request, at in rows]
+        return [OpenStart(key, text, _time(at), bool(follows)) for key, text, at, follows in rows]
+
+    def is_open(self, key: str) -> bool:
+        """Whether a start has no answer on record."""
+        return self._one("SELECT 1 FROM starts WHERE key = ?", key) is not None
 
     def unheard(self, before: datetime, limit: int) -> list[str]:
-        """Own jobs of which no end was heard and nobody asked since a moment."""
+        """Jobs of which an end is awaited and nobody asked since a moment."""
         rows = self._all(
-            "SELECT id FROM jobs WHERE own AND status IS NULL AND looked < ? "
-            "ORDER BY looked LIMIT ?",
+            "SELECT id FROM jobs WHERE status IS NULL AND looked < ? ORDER BY looked LIMIT ?",
             before.timestamp(),
             limit,
         )
@@ -255,22 +251,20 @@ class Store:
             if self._one("SELECT 1 FROM seen WHERE id = ?", _item_of(id_)):
                 return
             for job_id in wanted:
-                named = namespace_of(job_id) in self.rules.namespaces
-                if not named and not self._one("SELECT 1 FROM jobs WHERE id = ?", job_id):
+                if self._one("SELECT 1 FROM jobs WHERE id = ?", job_id):
+                    continue
+                if namespace_of(job_id) not in self.rules.namespaces:
                     raise ValueError(f"{job_id} was not started by this agent")
+                # Its event may have come and gone: from here on the gateway is asked, too.
+                self._db.execute(
+                    "INSERT INTO jobs VALUES (?, 0, ?, NULL, 0)", (job_id, now.timestamp())
+                )
             self._see(_item_of(id_), now)
             self._db.execute(
                 "INSERT INTO follow_ups VALUES (?, ?, ?, ?, ?, NULL)",
                 (id_, json.dumps(wanted), note, request, condition),
             )
             self._fire(now)
-
-    def due(self) -> list[FollowUp]:
-        """Starts that are due."""
-        rows = self._all(
-            "SELECT id, request, due FROM follow_ups WHERE due IS NOT NULL ORDER BY due"
-        )
-        return [FollowUp(id_, request, _time(due)) for id_, request, due in rows]
 
     def followed(self, id_: str, job_id: str | None, outcome: str, now: datetime) -> None:
         """What became of a start that was due; the agent is told in the same write.
@@ -324,7 +318,8 @@ class Store:
                 (old - SKEW_SECONDS,),
             )
             self._db.execute(
-                "DELETE FROM jobs WHERE at < ? AND (status IS NOT NULL OR at < ?)",
+                "DELETE FROM jobs WHERE at < ? AND (status IS NOT NULL OR at < ?) AND id NOT IN "
+                "(SELECT value FROM follow_ups, json_each(follow_ups.jobs))",
                 (old, (now - LONGEST_JOB).timestamp()),
             )
 
@@ -336,7 +331,7 @@ class Store:
         known = Known(
             seen=self._one("SELECT 1 FROM seen WHERE id = ?", event.id) is not None,
             own=own,
-            unheard=own and job is not None and job[1] is None,
+            unheard=job is not None and job[1] is None,
             starting=self._starting(event.namespace),
             waiting=self._waiting(),
         )
@@ -346,7 +341,9 @@ class Store:
             self._see(event.id, now)
             body = HEARD.dump_json(event).decode()
             self._put(event.id, Role.EVENT, body, event.job_id, held=ruling is Ruling.HELD)
-        if ruling is Ruling.TAKEN and event.over:
+        # An end that was taken so long ago that its job is forgotten may be awaited anew.
+        awaited = ruling is Ruling.DUPLICATE and known.unheard
+        if event.over and (ruling is Ruling.TAKEN or awaited):
             self._over(event.job_id, event.status.value, now)
         return ruling
 
@@ -409,7 +406,9 @@ class Store:
         at = now.timestamp()
         namespace = json.loads(request).get("namespace")
         self._db.execute("UPDATE follow_ups SET due = ? WHERE id = ?", (at, id_))
-        self._db.execute("INSERT INTO starts VALUES (?, ?, ?, ?)", (id_, request, namespace, at))
+        self._db.execute(
+            "INSERT OR IGNORE INTO starts VALUES (?, ?, ?, ?)", (id_, request, namespace, at)
+        )
 
     def _ends(self, jobs: Sequence[str]) -> list[tuple[str, State | None]]:
         ends = ((job_id, self._status(job_id)) for job_id in jobs)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from sqlite3 import Error as SqliteError
 from typing import Final
 
 from agentjobs.client import Backoff, Client, ClientError, ProblemError
@@ -41,9 +42,9 @@ class Watcher:
         while True:
             try:
                 await self.step(namespace)
-            except ClientError as error:
+            except (ClientError, SqliteError) as error:
                 pause = next(pauses)
-                log.warning("changes cannot be read; again in %.1f s: %s", pause, error)
+                log.warning("changes cannot be taken; again in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause)
             else:
                 pauses = PAUSES.pauses()
@@ -55,6 +56,7 @@ class Watcher:
         them it stays, so nothing is passed over.
 
         :raises ClientError: the gateway cannot be read.
+        :raises sqlite3.Error: what it says cannot be kept; the cursor stays.
         """
         store = self._inbox.store
         since = await asyncio.to_thread(store.cursor, namespace)
