@@ -1,6 +1,7 @@
 """An inbox beside a gateway that is played, and a clock to set."""
 
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -64,3 +65,9 @@ async def everything(inbox: Inbox) -> list[str]:
 
 def jobs_in(lines: list[str]) -> list[str]:
     return re.findall(r"job_completed job_id=(\S+)", "\n".join(lines))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -8,7 +8,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ import pytest
 
 from agentjobs.inbox.store import Store
 from tests.inbox.events import body_of, headers_of, heard_of
+from tests.inbox.place import free_port
 from tests.inbox.played import PlayedGateway
 from tests.inbox.victim import FOLLOW_UPS, JOBS, MESSAGES
 from tests.until import until
@@ -109,12 +109,6 @@ async def agents(directory: Path, url: str, port: int) -> AsyncIterator[Agents]:
         assert process.stdin
         process.stdin.close()
         await process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def faults(journal: str, expected: set[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """`python -m agentjobs.inbox`, a process beside the loop."""
 
 import asyncio
+import os
+import random
 import re
 import signal
 import sys
@@ -12,8 +14,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agentjobs.inbox import Inbox
+from agentjobs.inbox import Inbox, Rules
 from tests.inbox.events import SIGNER, body_of, headers_of, heard_of
+from tests.inbox.place import free_port
 from tests.inbox.played import PlayedGateway
 
 
@@ -79,3 +82,68 @@ async def test_a_program_without_a_task_says_what_it_needs(tmp_path: Path) -> No
         assert process.stderr
         assert b"one of --port and --watch is needed" in await process.stderr.read()
         assert await process.wait() == 2
+
+
+KILLS = 40 if os.environ.get("AGENTJOBS_SOAK") else 3
+EVENTS_PER_LIFE = 20
+
+
+async def sent_until_taken(url: str, job_id: str) -> None:
+    """As the platform sends: until it is taken, and then once more, as after a crash of its own."""
+    body = body_of(heard_of(job_id, time=datetime.now(UTC)))
+    async with aiohttp.ClientSession() as http:
+        for _ in range(2):
+            while True:
+                headers = headers_of(body, at=datetime.now(UTC))
+                try:
+                    async with http.post(url, data=body, headers=headers) as response:
+                        if response.status == 204:
+                            break
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(0.02)
+
+
+async def heard_by_the_loop(inbox: Inbox, wanted: set[str]) -> list[str]:
+    """Ends in the order of their lines, until all came in and nothing waits."""
+    found: list[str] = []
+    while wanted - set(found):
+        batch = await inbox.take()
+        found += re.findall(r"job_completed job_id=(\S+)", batch.text)
+        assert await inbox.acknowledge(batch)
+    return found
+
+
+async def test_r_inbox_own_nothing_is_lost_or_told_twice_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    """kill -9 in the middle of deliveries, again and again; the loop goes on beside it."""
+    token, file = tmp_path / "token", tmp_path / "inbox.db"
+    token.write_text("t")
+    chance = random.Random(8)  # noqa: S311 - moments of death, no secrets
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/events"
+    wanted = {f"j{n}.team-a" for n in range(KILLS * EVENTS_PER_LIFE)}
+    waiting = sorted(wanted)
+    async with PlayedGateway(keys=[SIGNER.public()["ed25519"]]).serving() as gateway:
+        words = [file, "--gateway", gateway.url, "--token", token, "--port", str(port)]
+        words += ["--namespace", "team-a", "--watch"]
+        rules = Rules(namespaces=frozenset({"team-a"}))
+        async with gateway.client() as client, Inbox(file, client, rules=rules) as inbox:
+            hearing = asyncio.create_task(heard_by_the_loop(inbox, wanted))
+            senders: list[asyncio.Task[None]] = []
+            for _ in range(KILLS):
+                async with program(*words) as process:
+                    await line(process)
+                    for job_id in waiting[:EVENTS_PER_LIFE]:
+                        gateway.end(job_id, finished_at=datetime.now(UTC).isoformat())
+                        senders.append(asyncio.create_task(sent_until_taken(url, job_id)))
+                    del waiting[:EVENTS_PER_LIFE]
+                    await asyncio.sleep(chance.random() * 0.1)
+                    process.kill()
+            async with program(*words), asyncio.timeout(30):
+                found = await hearing
+                await asyncio.gather(*senders)
+            assert sorted(found) == sorted(wanted), "each once"
+            assert await inbox.take_now() is None
+            assert (await inbox.counts())["duplicate"] >= len(wanted)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from sqlite3 import Error as SqliteError
+from sqlite3 import OperationalError as SqliteOperationalError
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -173,6 +174,8 @@ class Inbox:
             no job, unless it is a 401, 403, 408, 425 or 429 that came after a try whose answer was
             lost (`error.repeated`). After this and everything else the start stays on record: the
             inbox repeats it and tells the agent what came of it.
+        :raises sqlite3.Error: it cannot be put on record; it was not sent, or its answer is as good
+            as lost.
         """
         request = self._request(tool=tool, arguments=arguments, **fields)
         name = key or secrets.token_urlsafe(24)
@@ -204,11 +207,19 @@ class Inbox:
     async def take(self) -> Batch:
         """Wait until something has come in, and get all of it, in its order.
 
-        Until the batch is acknowledged it is given again to whoever asks with the same name.
+        Until the batch is acknowledged it is given again to whoever asks with the same name. What
+        passes, such as a disk that is full, is waited for.
+
+        :raises sqlite3.DatabaseError: the file is damaged.
         """
         while True:
             self._came.clear()
-            batch = await self.take_now()
+            try:
+                batch = await self.take_now()
+            except SqliteOperationalError as error:
+                log.warning("no batch can be taken; it is tried again: %s", error)
+                await asyncio.sleep(TROUBLE_RETRY_SECONDS)
+                continue
             if batch:
                 return batch
             with suppress(TimeoutError):
@@ -216,14 +227,18 @@ class Inbox:
                     await self._came.wait()
 
     async def take_now(self) -> Batch | None:
-        """What has come in; None: nothing."""
+        """What has come in; None: nothing. Raises sqlite3.Error where that cannot be written."""
         loop = self._loop
         return await self._call(
             self.store.take, loop.holder, self._clock(), loop.lease, loop.tokens, loop.estimate
         )
 
     async def acknowledge(self, batch: Batch) -> bool:
-        """The model has answered, and that is on record: never give this batch again."""
+        """The model has answered, and that is on record: never give this batch again.
+
+        :returns: False: it was acknowledged before.
+        :raises sqlite3.Error: it cannot be written, and the batch is given again.
+        """
         return await self._call(self.store.acknowledge, batch.id)
 
     async def when_over(

@@ -80,6 +80,10 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
+    # What is written into a damaged file may be gone tomorrow: no 2xx for that.
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(f"the file is damaged: {found}")
     _write_ahead(connection)
     # A 2xx is a promise: it must hold when the power goes, not only when the process does.
     connection.execute("PRAGMA synchronous = FULL")

@@ -25,8 +25,6 @@ from agentjobs.inbox.schema import connect
 
 MOST_ITEMS: Final = 1000
 """In one batch."""
-LONGEST_JOB: Final = timedelta(days=400)
-"""A job of which no end was heard for longer than any deadline is forgotten."""
 SKEW_SECONDS: Final = 86400.0
 LOST: Final = "lost"
 """In place of a status: the gateway does not know the job any more."""
@@ -318,9 +316,10 @@ class Store:
                 (old - SKEW_SECONDS,),
             )
             self._db.execute(
-                "DELETE FROM jobs WHERE at < ? AND (status IS NOT NULL OR at < ?) AND id NOT IN "
+                # One whose end is awaited is asked about until the gateway says what became of it.
+                "DELETE FROM jobs WHERE at < ? AND status IS NOT NULL AND id NOT IN "
                 "(SELECT value FROM follow_ups, json_each(follow_ups.jobs))",
-                (old, (now - LONGEST_JOB).timestamp()),
+                (old,),
             )
 
     # Within a transaction
