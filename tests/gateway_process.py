@@ -9,6 +9,7 @@ from typing import Any
 import urllib3
 from typing_extensions import override
 
+from tests.cluster.controlplane import free_ports
 from tests.operator_process import OperatorProcess
 
 Document = dict[str, Any]
@@ -24,7 +25,8 @@ class GatewayProcess(OperatorProcess):
 
     @override
     def start(self, *, wait: bool = True, identity: str | None = None) -> None:
-        self._settings.setdefault("MCP_PORT", 0)
+        if self._settings.setdefault("MCP", "false") == "true":
+            self._settings.setdefault("MCP_PORT", *free_ports(1))
         self._settings.setdefault("DRAIN_SECONDS", 0)
         super().start(wait=wait, identity=identity)
 
@@ -32,6 +34,12 @@ class GatewayProcess(OperatorProcess):
     def url(self) -> str:
         scheme = "https" if "TLS_CERTIFICATE" in self._settings else "http"
         return f"{scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def mcp_url(self) -> str:
+        """Where it serves MCP, if it was told to."""
+        scheme = self.url.partition(":")[0]
+        return f"{scheme}://127.0.0.1:{self._settings['MCP_PORT']}/mcp"
 
     @cached_property
     def _probes(self) -> urllib3.PoolManager:

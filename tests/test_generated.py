@@ -432,6 +432,30 @@ def test_the_gateway_serves_http_and_mcp(helm: Path) -> None:
     ]
 
 
+def test_mcp_can_be_set_up_and_switched_off(helm: Path) -> None:
+    """The values gateway.mcp: enabled, plainTools, syncSeconds, allowedOrigins."""
+    names = {"_PLAIN_TOOLS": "true", "_SYNC_SECONDS": "25", "": "true"}
+    given = environment(helm, "gateway")
+    assert {name: given[f"AGENTJOBS_MCP{name}"] for name in names} == names
+    assert "AGENTJOBS_MCP_ALLOWED_ORIGINS" not in given
+    changed = environment(
+        helm,
+        "gateway",
+        "--set=gateway.mcp.plainTools=false",
+        "--set=gateway.mcp.syncSeconds=0",
+        "--set=gateway.mcp.allowedOrigins={https://a.example.com,https://b.example.com}",
+    )
+    assert changed["AGENTJOBS_MCP_PLAIN_TOOLS"] == "false"
+    assert changed["AGENTJOBS_MCP_SYNC_SECONDS"] == "0"
+    origins = "https://a.example.com,https://b.example.com"
+    assert changed["AGENTJOBS_MCP_ALLOWED_ORIGINS"] == origins
+    off = "--set=gateway.mcp.enabled=false"
+    assert environment(helm, "gateway", off)["AGENTJOBS_MCP"] == "false"
+    assert [each["name"] for each in container(helm, "gateway", off)["ports"]] == ["http"]
+    ports = only(render(helm, off), "Service", "agentjobs-gateway")["spec"]["ports"]
+    assert [each["name"] for each in ports] == ["http"]
+
+
 def test_with_tls_the_secret_is_mounted_and_probes_speak_https(helm: Path) -> None:
     """R-AUTH: tokens are worth stealing."""
     values = "--set=gateway.tls.secretName=gateway-tls"

@@ -38,4 +38,5 @@ def set_up(level: str, form: str) -> None:
     # kopf logs every handler of every event; what matters is logged by the passes.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    for name in ("aiohttp.access", "mcp", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -112,8 +112,17 @@ class GatewaySettings:
     namespace: str = "agentjobs-system"
     """Where its Secret lives; nothing is run there."""
     listen: str = "0.0.0.0"  # noqa: S104 - a pod serves on its address
-    ports: tuple[int, ...] = (8080, 8081)
-    """For the HTTP API, and for MCP."""
+    port: int = 8080
+    """Of the HTTP API."""
+    mcp: bool = True
+    """Whether MCP is served."""
+    mcp_port: int = 8081
+    mcp_plain_tools: bool = True
+    """Whether there are tools for MCP clients that know no tasks."""
+    mcp_sync_seconds: int = 25
+    """How long such a client waits for the end of a tool before it is given the job's id."""
+    mcp_allowed_origins: frozenset[str] = frozenset()
+    """Origins of web pages that may call over MCP, such as https://agents.example.com."""
     tls_certificate: str = ""
     """File of the certificate chain; empty: plain HTTP."""
     tls_key: str = ""
@@ -159,9 +168,13 @@ class GatewaySettings:
         return cls(
             namespace=get.text("NAMESPACE", cls.namespace),
             listen=get.text("LISTEN", cls.listen),
-            ports=(
-                get.number("HTTP_PORT", cls.ports[0], least=0, most=MAX_PORT),
-                get.number("MCP_PORT", cls.ports[1], least=0, most=MAX_PORT),
+            port=get.number("HTTP_PORT", cls.port, least=0, most=MAX_PORT),
+            mcp=get.flag("MCP", default=True),
+            mcp_port=get.number("MCP_PORT", cls.mcp_port, least=0, most=MAX_PORT),
+            mcp_plain_tools=get.flag("MCP_PLAIN_TOOLS", default=True),
+            mcp_sync_seconds=get.number("MCP_SYNC_SECONDS", cls.mcp_sync_seconds, least=0),
+            mcp_allowed_origins=frozenset(
+                get.text("MCP_ALLOWED_ORIGINS", "").replace(",", " ").split()
             ),
             tls_certificate=certificate,
             tls_key=key,
@@ -214,5 +227,5 @@ class _Reader:
             raise SettingsError(f"{PREFIX}{name}={value!r}: must be one of {', '.join(choices)}")
         return value
 
-    def flag(self, name: str) -> bool:
-        return self.choice(name, ("true", "false"), "false") == "true"
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        return self.choice(name, ("true", "false"), str(default).lower()) == "true"

@@ -298,6 +298,21 @@ class Stage:
         with self._once:
             return self._replicas
 
+    @cached_property
+    def _mcp_replicas(self) -> tuple[GatewayProcess, GatewayProcess]:
+        settings = {"MCP": "true", "MCP_SYNC_SECONDS": 2}
+        first = self.gateway("mcp-1", wait=False, settings=settings)
+        second = self.gateway("mcp-2", wait=False, settings=settings)
+        for each in (first, second):
+            each.wait_until_ready()
+        return first, second
+
+    @property
+    def mcp_replicas(self) -> tuple[GatewayProcess, GatewayProcess]:
+        """Two replicas that serve MCP too."""
+        with self._once:
+            return self._mcp_replicas
+
     def close(self) -> None:
         self._stack.close()
 

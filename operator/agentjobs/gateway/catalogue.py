@@ -74,6 +74,16 @@ class Catalogue:
 
     async def functions(self, caller: Caller, namespace: str) -> tuple[Function, ...]:
         """Definitions of all usable tools that the caller may use in a namespace."""
+        tools = await self.usable(caller, namespace)
+        return (*(function_of(tool) for tool in tools), *FOLLOW_UPS)
+
+    async def usable(
+        self, caller: Caller, namespace: str, *, only: str = ""
+    ) -> tuple[AgentTool, ...]:
+        """All usable tools that the caller may use in a namespace, by name.
+
+        :param only: the one of that name, if it is among them.
+        """
         own = {tool.metadata.name: tool for tool in self._own.of(namespace)}
         found = [(tool, ToolKind.AGENT_TOOL) for tool in own.values()]
         found += [
@@ -81,7 +91,11 @@ class Catalogue:
             for tool in self._wide.of("")
             if tool.metadata.name not in own
         ]
-        usable = [(tool, kind) for tool, kind in found if tool.status.usable]
+        usable = [
+            (tool, kind)
+            for tool, kind in found
+            if tool.status.usable and only in {"", tool.metadata.name}
+        ]
         allowed = await asyncio.gather(
             *(
                 self._starts.may_use(caller, namespace, tool.metadata.name, kind)
@@ -89,8 +103,7 @@ class Catalogue:
             )
         )
         tools = [tool for (tool, _), may in zip(usable, allowed, strict=True) if may]
-        tools.sort(key=lambda tool: tool.metadata.name)
-        return (*(function_of(tool) for tool in tools), *FOLLOW_UPS)
+        return tuple(sorted(tools, key=lambda tool: tool.metadata.name))
 
 
 def function_of(tool: AgentTool) -> Function:

@@ -46,7 +46,7 @@ class Inputs:
             as the question's schema asks (422).
         """
         record = await self._jobs.find(caller, job_id)
-        asked = self._known.get(record.uid, key) or await self._read(record, key)
+        asked = await self.question(record, key)
         await self._check_right(caller, asked)
         if asked.status.outcome is not None or datetime.now(UTC) >= asked.spec.expires_at:
             raise _closed(asked)
@@ -69,6 +69,13 @@ class Inputs:
             message = str(error.status.get("message") or "")
             raise ProblemError(ProblemType.FORBIDDEN, message) from error
         self._known.put(written)
+
+    async def question(self, record: JobRecord, key: str) -> InputRequest:
+        """A question of a job.
+
+        :raises ProblemError: there is none.
+        """
+        return self._known.get(record.uid, key) or await self._read(record, key)
 
     async def _read(self, record: JobRecord, key: str) -> InputRequest:
         """A question that was asked at another replica a moment ago.

@@ -5,15 +5,18 @@ import binascii
 import contextlib
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.expiring import Expiring
+from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.kube import SECRETS, ConflictError, Kube, NotFoundError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 SECRET = "agentjobs-gateway-keys"  # noqa: S105 - a name
 NAME, STATE, OLD_STATE = "name", "state", "state-previous"
 KEY_BYTES = 32
@@ -99,6 +102,28 @@ class KeyRing:
         :raises UnusableKeysError: they cannot be used.
         """
         self.keys = await load_keys(self._kube, self._namespace, jobs_exist=jobs_exist)
+
+    @property
+    def current(self) -> Keys:
+        """The keys.
+
+        :raises ProblemError: they were not loaded yet (503).
+        """
+        if self.keys is None:  # pragma: no cover - nobody is served before
+            raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
+        return self.keys
+
+    async def with_cursor(self, read: Callable[[Keys], Awaitable[T]]) -> T:
+        """Read with the keys that we have, and if a cursor is not theirs, with those of now.
+
+        Another replica may have sealed it under a state key that was changed since.
+        """
+        try:
+            return await read(self.current)
+        except ProblemError as error:
+            if error.kind is not ProblemType.INVALID_CURSOR or not await self.refresh():
+                raise
+        return await read(self.current)
 
     async def refresh(self) -> bool:
         """Take in state keys that were changed; return whether they were.

@@ -58,6 +58,8 @@ class JobRecord:
     """When its tool last told how far it is."""
     pods: tuple[str, ...] = ()
     """Uids of the pods that may report for it."""
+    ttl_seconds: int = 0
+    """How long it is kept after its end."""
     ended: tuple[tuple[int, datetime], ...] = ()
     """Numbers of the attempts that have ended, and when they had at the latest."""
 
@@ -96,6 +98,7 @@ def record_of(body: dict[str, Any]) -> JobRecord:
         attempt=job.status.attempts[-1].number if job.status.attempts else 0,
         told_at=(job.status.progress and job.status.progress.at) or NEVER,
         pods=job.status.pod_uids or (),
+        ttl_seconds=job.spec.ttl_seconds_after_finished or 0,
         archived=is_archived(job.status) or (bool(job.status.finished_at) and not began),
         ended=tuple(_ends(job.status.attempts or ())),
     )

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -37,8 +36,9 @@ from agentjobs.gateway.catalogue import Catalogue
 from agentjobs.gateway.connections import Listener
 from agentjobs.gateway.inputs import Inputs
 from agentjobs.gateway.jobs import Filter, Jobs, Page
-from agentjobs.gateway.keys import KeyRing, Keys
+from agentjobs.gateway.keys import KeyRing
 from agentjobs.gateway.known import KnownInputs, KnownJobs, KnownTools
+from agentjobs.gateway.mcp.calls import Calls, Parts
 from agentjobs.gateway.outputs import Outputs, Which
 from agentjobs.gateway.pieces import Pieces
 from agentjobs.gateway.pods import JobsOfPods
@@ -62,8 +62,10 @@ from agentjobs.metrics import OPEN_METRICS, GatewayMetrics
 from agentjobs.settings import GatewaySettings, SettingsError
 from agentjobs.store import OutputStore
 
+if TYPE_CHECKING:
+    from agentjobs.gateway.mcp.listener import McpListener
+
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 RETRY_SECONDS = 2.0
 KEYS_SECONDS = 60.0
 """How often the keys that seal cursors are read again."""
@@ -120,6 +122,7 @@ class Gateway:
         self._openapi = codec.dumps(openapi_document())
         self._asyncapi = codec.dumps(asyncapi_document())
         self._server = Server(reviews, metrics, not_ready=lambda: self._unready)
+        self._mcp = self._make_mcp(reviews) if settings.mcp else None
         self._route()
 
     @property
@@ -138,9 +141,12 @@ class Gateway:
         try:
             await listener.start(
                 self._settings.listen,
-                self._settings.ports,
+                (self._settings.port,),
                 certificate.context if certificate else None,
             )
+            if self._mcp:
+                context = certificate.context if certificate else None
+                self._mcp.bind(self._settings.listen, self._settings.mcp_port, context)
         except OSError as error:
             raise SettingsError(
                 f"cannot listen on {self._settings.listen} ({error}); "
@@ -150,23 +156,27 @@ class Gateway:
         tasks.append(asyncio.ensure_future(self._get_ready()))
         if certificate:
             tasks.append(asyncio.ensure_future(certificate.follow()))
+        mcp = [asyncio.ensure_future(self._mcp.run())] if self._mcp else []
+        tasks += mcp
         try:
             await _first_of(asyncio.ensure_future(stop.wait()), *tasks)
-            await self._end(listener)
+            await self._end(listener, *mcp)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return 0
 
-    async def _end(self, listener: Listener) -> None:
+    async def _end(self, listener: Listener, *servers: asyncio.Future[None]) -> None:
         """Serve on until nobody is sent here any more, then finish what was accepted."""
         log.info("ending")
         self._server.ending = True
         self._known.close()
         self._questions.close()
         await asyncio.sleep(self._settings.drain_seconds)
-        await listener.stop()
+        if self._mcp:
+            self._mcp.stop()
+        await asyncio.gather(listener.stop(), *servers)
         await self._reports.close()
         log.info("ended")
 
@@ -187,6 +197,31 @@ class Gateway:
             # A state key that was taken away must not go on sealing here.
             await asyncio.sleep(KEYS_SECONDS)
             await self._keys.refresh()
+
+    def _make_mcp(self, reviews: Reviews) -> "McpListener":
+        # Its libraries are large and are loaded where they are needed alone.
+        from agentjobs.gateway.mcp.endpoint import Endpoint  # noqa: PLC0415
+        from agentjobs.gateway.mcp.listener import Gate, McpListener  # noqa: PLC0415
+
+        settings = self._settings
+        parts = Parts(
+            self._starts, self._jobs, self._inputs, self._outputs, self._catalogue,
+            self._known, self._questions, self._keys,
+        )  # fmt: skip
+        calls = Calls(
+            parts,
+            self._metrics,
+            plain=settings.mcp_plain_tools,
+            sync_seconds=settings.mcp_sync_seconds,
+        )
+        endpoint = Endpoint(calls, self._metrics)
+        gate = Gate(
+            endpoint.app,
+            reviews,
+            not_ready=lambda: self._unready,
+            origins=settings.mcp_allowed_origins,
+        )
+        return McpListener(gate, endpoint.running(), settings.end_seconds)
 
     # --- the calls
 
@@ -214,28 +249,10 @@ class Gateway:
         serve(operations.READYZ, self._readyz)
         serve(operations.METRICS, self._show_metrics)
 
-    @property
-    def _sealing(self) -> Keys:
-        if self._keys.keys is None:  # pragma: no cover - nobody is served before
-            raise try_later(ProblemType.UNAVAILABLE, "the gateway is not ready yet")
-        return self._keys.keys
-
-    async def _with_cursor(self, read: Callable[[Keys], Awaitable[T]]) -> T:
-        """Read with the keys that we have, and if a cursor is not theirs, with those of now.
-
-        Another replica may have sealed it under a state key that was changed since.
-        """
-        try:
-            return await read(self._sealing)
-        except ProblemError as error:
-            if error.kind is not ProblemType.INVALID_CURSOR or not await self._keys.refresh():
-                raise
-        return await read(self._sealing)
-
     async def _start(self, call: Call) -> web.Response:
         namespace = _namespace(call, call.body.namespace)
         outcome = await self._starts.start(
-            self._sealing, call.caller, namespace, call.values[KEY], call.body
+            self._keys.current, call.caller, namespace, call.values[KEY], call.body
         )
         this = job_id(*outcome.record.name)
         headers = {
@@ -257,7 +274,7 @@ class Gateway:
         namespace = _namespace(call)
         wanted = Filter(values.get("status"), values.get("tool"))
         if "since" in values:
-            page = await self._with_cursor(
+            page = await self._keys.with_cursor(
                 lambda keys: self._jobs.changes(
                     keys,
                     call.caller,
@@ -268,7 +285,7 @@ class Gateway:
                 )
             )
         else:
-            page = await self._with_cursor(
+            page = await self._keys.with_cursor(
                 lambda keys: self._jobs.page(
                     keys,
                     call.caller,
@@ -305,12 +322,12 @@ class Gateway:
         which = Which(values.get("attempt"), values.get("index", 0), kind)
         cursor, limit = values.get("cursor", ""), values.get("limit", MAX_PAGE_BYTES)
         if OCTETS in values["Accept"]:
-            piece = await self._with_cursor(
+            piece = await self._keys.with_cursor(
                 lambda keys: self._outputs.piece(keys, record, which, cursor=cursor, limit=limit)
             )
             headers = {"Agentjobs-Next": piece.next, "Agentjobs-End": str(piece.end).lower()}
             return web.Response(body=piece.data, headers={**SAFE, **headers}, content_type=OCTETS)
-        page = await self._with_cursor(
+        page = await self._keys.with_cursor(
             lambda keys: self._outputs.page(keys, record, which, cursor=cursor, limit=limit)
         )
         return answer(page)
@@ -318,7 +335,7 @@ class Gateway:
     async def _result(self, call: Call) -> web.Response:
         values = call.values
         job = await self._jobs.done(call.caller, values["job_id"])
-        page = await self._with_cursor(
+        page = await self._keys.with_cursor(
             lambda keys: self._outputs.result(
                 keys,
                 job,
