@@ -2,8 +2,12 @@
 
 import ipaddress
 import json
+import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from yarl import URL
 
 from agentjobs.domain.destinations import DeniedError, Destinations, host_of
 from agentjobs.domain.errors import InvalidSpecError
@@ -83,6 +87,7 @@ NEVER = [
     "fe80::1",
     "fd00:ec2::254",
     "fd20:ce::254",
+    "fd00:c1::a9fe:a9fe",
     "ff02::1",
 ]
 INNER = [
@@ -92,6 +97,7 @@ INNER = [
     "172.31.255.255",
     "192.0.0.1",
     "192.0.2.1",
+    "192.88.99.1",
     "192.168.1.1",
     "198.18.0.1",
     "198.19.255.255",
@@ -208,7 +214,7 @@ FORMS = [
     "127.0.1",
     "0177.0.0.1",
     "127.0.0.01",
-    "127.0.0.1.",
+    "93.184.216.34.",
     "1.2.3.4.5",
     "256.1.1.1",
     "a.0x",
@@ -279,6 +285,29 @@ def test_r_callback_a_url_that_is_none_is_refused(url: str) -> None:
 )
 def test_r_callback_the_host_of_a_plain_url(url: str, expected: tuple[str, int]) -> None:
     assert host_of(url) == expected
+
+
+PIECES = st.one_of(
+    st.sampled_from(["example.com", "127.0.0.1", "[::1]", "a.b", "0x7f", "1", "localhost"]),
+    st.sampled_from([*"@:/\\?#[]%.;&=,+-_ \t\n\0", "%2e", "%40", "//", "xn--", "\u3002"]),
+    st.text(max_size=3),
+)
+
+
+@settings(max_examples=20_000 if os.environ.get("AGENTJOBS_SOAK") else 500, deadline=None)
+@given(st.sampled_from(["http://", "https://"]), st.lists(PIECES, max_size=8).map("".join))
+def test_r_callback_the_host_that_is_checked_is_the_host_that_the_client_calls(
+    scheme: str, rest: str
+) -> None:
+    """Whatever is let through, aiohttp's own reader of URLs reads in the same way."""
+    try:
+        host, port = host_of(scheme + rest)
+    except InvalidSpecError:
+        return
+    called = URL(scheme + rest)
+    assert called.raw_host is not None
+    assert called.user is called.password is None
+    assert (called.raw_host.removesuffix("."), called.port) == (host, port)
 
 
 def test_r_callback_nothing_is_allowed_by_default() -> None:
