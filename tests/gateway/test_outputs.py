@@ -255,6 +255,22 @@ async def test_r_output_many_readers_at_once_have_few_chunks_in_memory(tmp_path:
     assert store.most == READS_AT_ONCE
 
 
+async def test_r_output_long_lists_are_not_kept(
+    store: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LISTED_CHUNKS", 5)
+    outputs = Outputs(store)
+    for number, chunks in enumerate((3, 2, 1, 6)):
+        for offset in range(chunks):
+            path = f"u{number}/{STREAM}/{chunk_name(offset)}"
+            await store.put(path, Head(Mark()).encode() + b"a")
+        job = record(uid=f"u{number}")
+        page = await outputs.page(KEYS, job, Which(), cursor="", limit=65536)
+        assert page.data == "a" * chunks
+    kept = (await outputs.page(KEYS, record(uid="u2"), Which(), cursor="", limit=65536)).data
+    assert (kept, list(outputs._listings)) == ("a", ["u2"])
+
+
 async def test_r_output_nobody_waits_long_for_others_to_be_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -41,9 +42,12 @@ NOT_KEPT = "no output is kept here; while the pod exists, kubectl logs shows it"
 CACHED_CHUNKS = 32
 """Chunks never change; a reader asks for the same one for each of its pages."""
 READS_AT_ONCE = 16
-"""Chunks that are read from the store at once: one takes thrice its size while it is copied."""
+"""Chunks, or lists of them, that are read from the store at once: one takes thrice its size while
+it is copied."""
 LISTED_JOBS = 64
 """Chunks are only added, so a list is good for all that it shows; to list anew is dear in S3."""
+LISTED_CHUNKS = 200_000
+"""In all lists that are kept: a tool that always prints makes 17,280 a day, of 40 bytes each."""
 CLOSES_AFTER = timedelta(seconds=3 * PATIENCE_SECONDS)
 """After the end of an attempt: what one piece asks of the store that is handed in just before."""
 DATA_BYTES = MAX_PAGE_BYTES - 2048
@@ -213,12 +217,21 @@ class Outputs:
         # Whether it can change is asked first: what is stored meanwhile must not be missed.
         final, below = which.is_final(record), which.below(record)
         closed = _closed(record, datetime.now(UTC))
-        listing = _Listing(stored_streams(await self._store.names(below)), final, closed)
-        self._listings[below] = listing
+        async with self._turn(below):
+            streams = stored_streams(await self._store.names(below))
+        listing = self._listings[below] = _Listing(streams, final, closed)
         self._listings.move_to_end(below)
-        while len(self._listings) > LISTED_JOBS:
+        while len(self._listings) > LISTED_JOBS or self._has_long_lists():
             self._listings.popitem(last=False)
         return listing
+
+    def _has_long_lists(self) -> bool:
+        chunks = sum(
+            len(stored.starts)
+            for listing in self._listings.values()
+            for stored in listing.streams.values()
+        )
+        return chunks > LISTED_CHUNKS
 
     async def _read_on(
         self, record: JobRecord, which: Which, place: tuple[str, int], limit: int
@@ -324,11 +337,21 @@ class Outputs:
     async def _fetch(self, path: str) -> tuple[Head, bytes]:
         if self._store is None:
             raise MissingObjectError(path)
+        async with self._turn(path):
+            # Another reader may have brought it meanwhile.
+            return self._chunks.get(path) or Head.decode(await self._store.get(path))
+
+    @asynccontextmanager
+    async def _turn(self, path: str) -> AsyncIterator[None]:
+        """Read from the store when few others do.
+
+        However many wait, nobody waits for longer than the store may take for one of them.
+
+        :raises StoreError: there was no turn for so long.
+        """
         try:
-            # However many wait, nobody waits for longer than the store may take for one of them.
             async with asyncio.timeout(PATIENCE_SECONDS), self._reads:
-                # Another reader may have brought it meanwhile.
-                return self._chunks.get(path) or Head.decode(await self._store.get(path))
+                yield
         except TimeoutError as error:
             raise StoreError(f"{path} cannot be read: others are waited for") from error
 
