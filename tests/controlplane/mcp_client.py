@@ -1,6 +1,7 @@
 """An MCP client: the SDK's own, with what it lacks of the Tasks extension."""
 
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Literal
@@ -89,6 +90,72 @@ async def tell(client: Client, method: str, task_id: str, **params: Any) -> Docu
     return told.model_dump(mode="json", by_alias=True, exclude={"meta"}, exclude_unset=True)
 
 
+def wire_form(
+    agent: Agent,
+    method: str,
+    params: Document | None,
+    capabilities: Document | None,
+    headers: dict[str, str | None] | None,
+) -> tuple[Document, dict[str, str]]:
+    """Body and headers of one request; headers of None are left out."""
+    params = dict(params or {})
+    declared = {"extensions": {TASKS: {}}} if capabilities is None else capabilities
+    params["_meta"] = {
+        "io.modelcontextprotocol/protocolVersion": VERSION,
+        "io.modelcontextprotocol/clientCapabilities": declared,
+    }
+    sent: dict[str, str | None] = {
+        "Accept": "application/json, text/event-stream",
+        "Content-Type": "application/json",
+        "Authorization": f"Bearer {agent.token}" if agent.token else None,
+        "MCP-Protocol-Version": VERSION,
+        "Mcp-Method": method,
+        "Mcp-Name": params.get("taskId") or params.get("name"),
+        **(headers or {}),
+    }
+    body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+    return body, {name: value for name, value in sent.items() if value is not None}
+
+
+class Listening:
+    """A stream of notifications about tasks; it is read until the server ends it."""
+
+    def __init__(self, gateway: GatewayProcess, agent: Agent, *task_ids: str) -> None:
+        params = {"notifications": {"taskIds": list(task_ids), "toolsListChanged": True}}
+        body, headers = wire_form(agent, "subscriptions/listen", params, None, None)
+        self._answer = agent.http.request(
+            "POST",
+            gateway.mcp_url,
+            body=json.dumps(body).encode(),
+            headers=headers,
+            preload_content=False,
+        )
+        assert self._answer.headers["Content-Type"] == "text/event-stream"
+        self.frames: list[Document] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self._answer:
+            if line.startswith(b"data: "):
+                self.frames.append(json.loads(line.removeprefix(b"data: ")))
+
+    def until_ended(self) -> Document:
+        """Wait for the end; return the result."""
+        self._reader.join(60)
+        assert not self._reader.is_alive()
+        result: Document = self.frames[-1]["result"]
+        del result["_meta"]["io.modelcontextprotocol/serverInfo"]
+        self._answer.close()
+        return result
+
+    def told(self) -> list[Document]:
+        """What was told of tasks so far."""
+        return [
+            each["params"] for each in self.frames if each.get("method") == "notifications/tasks"
+        ]
+
+
 def post(
     gateway: GatewayProcess,
     agent: Agent,
@@ -99,23 +166,9 @@ def post(
     headers: dict[str, str | None] | None = None,
     path: str = "",
 ) -> Reply:
-    """One request as it is on the wire; headers of None are left out."""
-    params = dict(params or {})
-    declared = {"extensions": {TASKS: {}}} if capabilities is None else capabilities
-    params["_meta"] = {
-        "io.modelcontextprotocol/protocolVersion": VERSION,
-        "io.modelcontextprotocol/clientCapabilities": declared,
-    }
-    sent: dict[str, str | None] = {
-        "Accept": "application/json, text/event-stream",
-        "MCP-Protocol-Version": VERSION,
-        "Mcp-Method": method,
-        "Mcp-Name": params.get("taskId") or params.get("name"),
-        **(headers or {}),
-    }
-    body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
-    given = {name: value for name, value in sent.items() if value is not None}
-    return agent.send(gateway.mcp_url + path, "POST", "", body, given)
+    """Send one request as it is on the wire; headers of None are left out."""
+    body, sent = wire_form(agent, method, params, capabilities, headers)
+    return agent.send(gateway.mcp_url + path, "POST", "", body, sent)
 
 
 def error(reply: Reply) -> tuple[int, int]:

@@ -9,11 +9,21 @@ from typing import Any
 
 import mcp_types as types
 import pytest
+import urllib3
 from mcp.shared.exceptions import MCPError
 
 from tests.apiclient import Document
 from tests.controlplane import mcp_client
-from tests.controlplane.mcp_client import connected, error, make, post, structured, tell, text
+from tests.controlplane.mcp_client import (
+    Listening,
+    connected,
+    error,
+    make,
+    post,
+    structured,
+    tell,
+    text,
+)
 from tests.controlplane.reporting import Reporter, known, token_of
 from tests.controlplane.stage import Place, Scenario, scenario, told_in
 from tests.controlplane.tenants import (
@@ -27,6 +37,7 @@ from tests.controlplane.tenants import (
     use,
     wait_until,
 )
+from tests.gateway_process import Agent
 
 pytestmark = pytest.mark.controlplane
 
@@ -184,6 +195,54 @@ def ends_otherwise(place: Place) -> None:
             assert told["result"]["structuredContent"]["cause"]["exit_code"] == 3
 
     asyncio.run(story())
+
+
+@scenario("R-AUTH R-EVENT who listens is told of own tasks as they change, to the end", own=True)
+def listens(place: Place) -> None:
+    secure: dict[str, str | int] = {
+        **place.stage.certificate("mcp-tls"),
+        "MCP": "true",
+        "END_SECONDS": 10,
+    }
+    third = place.stage.gateway("mcp-3", wait=False, settings=secure)
+    town = Town(place)
+    b = town.tenant.account("agent-b", CALLS)
+    params = {"name": "asker"}
+    made = [post(town.replicas[0], town.a.agent, "tools/call", params) for _ in range(2)]
+    first, second = (each.body["result"]["taskId"] for each in made)
+    unknown = unknown_id(place.namespace)
+    hears = Listening(town.replicas[1], town.a.agent, first, unknown, first)
+    subscription = {"io.modelcontextprotocol/subscriptionId": 7}
+    ended = {"resultType": "complete", "_meta": subscription}
+    deaf = Listening(town.replicas[1], b.agent, first)
+    assert deaf.until_ended() == ended
+    assert deaf.told() == []
+    wait_until("snapshot", hears.told)
+    acknowledged, snapshot, *_ = hears.frames
+    assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+    assert acknowledged["params"] == {"notifications": {"taskIds": [first]}, "_meta": subscription}
+    assert (snapshot["params"]["taskId"], snapshot["params"]["ttlMs"]) == (first, None)
+    assert snapshot["params"]["_meta"] == subscription
+
+    third.wait_until_ready()
+    trusting = Agent(town.a.agent.token, urllib3.PoolManager(ca_certs=third.trusted, timeout=60))
+    ends = Listening(third, trusting, second)
+    wait_until("snapshot", ends.told)
+    assert third.terminate() == 0
+    assert ends.until_ended() == ended
+    assert {each["status"] for each in ends.told()} == {"working"}
+
+    town.running(first)
+    town.finish(first, message="forty-two")
+    assert hears.until_ended() == ended
+    told = hears.told()
+    assert [each["status"] for each in told][-1] == "completed"
+    assert told[-1]["result"]["content"] == [{"type": "text", "text": "forty-two"}]
+    assert len({json.dumps(each) for each in told}) == len(told), "each was a change"
+    listen: Document = {"notifications": {"taskIds": [first]}}
+    one, a = town.replicas[0], town.a.agent
+    undeclared = post(one, a, "subscriptions/listen", listen, capabilities={})
+    assert error(undeclared) == (400, -32021)
 
 
 @scenario("R-KEY a call repeated with its key is the same job, without one another", own=True)

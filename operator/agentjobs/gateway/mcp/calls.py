@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -20,7 +21,7 @@ from agentjobs.contract.calls import ResultPage, StartRequest
 from agentjobs.contract.operations import MAX_PAGE_BYTES
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.arguments import RESERVED_ARGUMENT
-from agentjobs.domain.errors import InvalidSpecError
+from agentjobs.domain.errors import AgentJobError, InvalidSpecError
 from agentjobs.domain.idempotency import KEY_PATTERN
 from agentjobs.domain.jobids import job_id
 from agentjobs.domain.nesting import check_depth
@@ -40,6 +41,7 @@ from agentjobs.gateway.server import Room, tenant_of
 from agentjobs.gateway.starts import Starts
 from agentjobs.metrics import GatewayMetrics
 
+log = logging.getLogger(__name__)
 PAGE_TOOLS: Final = 100
 MAX_BUSY: Final = 256
 """Requests that are worked on at once; beyond it callers are asked to come back."""
@@ -47,6 +49,7 @@ MAX_WAITING: Final = 1000
 """Calls and subscriptions that wait at once."""
 MAX_TASKS: Final = 64
 """Tasks of one subscription."""
+RETRY_SECONDS: Final = 2.0
 STATE_SECONDS: Final = 600
 """How long a person has for what is asked before a start."""
 ASKED: Final = "arguments"
@@ -356,6 +359,69 @@ class Calls:
                 raise
         else:
             audit.record("stop", visit.caller, this, over="mcp")
+
+    async def agreed(self, visit: Visit, task_ids: Sequence[str]) -> list[str]:
+        """Those of these tasks that the caller is told of; of others nothing is said."""
+        found = []
+        for each in dict.fromkeys(task_ids):
+            with contextlib.suppress(WireError):
+                await self._own(visit, each)
+                found.append(each)
+        return found[:MAX_TASKS]
+
+    async def follow(self, visit: Visit, task_ids: Sequence[str], tell: Tell) -> None:
+        """Tell of each task as it is, and whenever it has changed, until all are over.
+
+        :raises ProblemError: there is no room to wait (503).
+        """
+        with self._wait(visit.caller):
+            async with asyncio.TaskGroup() as group:
+                for each in task_ids:
+                    group.create_task(self._follow(visit, each, tell))
+
+    async def _follow(self, visit: Visit, task_id: str, tell: Tell) -> None:
+        told: Json | None = None
+        while True:
+            try:
+                # Each time anew: who may no longer see it is told nothing more (R-AUTH).
+                record = await self._own(visit, task_id)
+                shown = self._shown(record)
+                task = await self._detailed(visit, record)
+            except WireError:
+                return
+            except AgentJobError as error:
+                # The API server or the store: the stream outlives it, unless we end.
+                if self._parts.known.changes.closed:
+                    return
+                log.warning("task %s cannot be told of: %s", task_id, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if task != told:
+                await tell(task)
+                told = task
+            if record.over or self._parts.known.changes.closed:
+                return
+            if self._shown(record) == shown:
+                await self._change(record)
+
+    def _shown(self, record: JobRecord) -> tuple[Any, ...]:
+        """What a task is made of, to see whether it has changed."""
+        known = self._parts.known.get(record.name)
+        asked = self._parts.questions.of(record.uid)
+        return known and known.tag, [each.metadata.resource_version for each in asked]
+
+    async def _change(self, record: JobRecord) -> None:
+        """Wait for a change of a job or of its questions; for a look at rights at the latest."""
+        parts = self._parts
+        waits = (
+            asyncio.ensure_future(parts.known.changes.wait(record.name, RECHECK_SECONDS)),
+            asyncio.ensure_future(parts.questions.changes.wait(record.uid, RECHECK_SECONDS)),
+        )
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
     async def _own(self, visit: Visit, task_id: str) -> JobRecord:
         """A job that the caller has started; others look as if they were not there (R-AUTH)."""

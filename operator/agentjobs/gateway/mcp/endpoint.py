@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from functools import partial
 from typing import Any, Final
 
 import mcp_types as types
@@ -11,15 +12,16 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import decode_header_value
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
+from typing_extensions import override
 
 from agentjobs import __version__
 from agentjobs.contract.problems import ProblemType
 from agentjobs.domain.errors import AgentJobError
 from agentjobs.gateway.mcp import wire
 from agentjobs.gateway.mcp.calls import Calls, ToolCall, Visit
-from agentjobs.gateway.mcp.listener import MAX_BODY_BYTES, VISITOR, Asgi, Visitor
+from agentjobs.gateway.mcp.listener import MAX_BODY_BYTES, VERSION, VISITOR, Asgi, Visitor
 from agentjobs.gateway.mcp.wire import Abilities, Json, WireError
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.kube import UnavailableError
@@ -34,7 +36,8 @@ INSTRUCTIONS: Final = (
     "work meanwhile. Give idempotency_key, a new random value for each new job: the same call "
     "with the same key is the same job."
 )
-METHODS: Final = ("server/discover", "tools/list", "tools/call")
+LISTEN: Final = "subscriptions/listen"
+METHODS: Final = ("server/discover", "tools/list", "tools/call", LISTEN)
 TASK_METHODS: Final = ("tasks/get", "tasks/update", "tasks/cancel")
 DONE: Final[Json] = {"resultType": "complete"}
 
@@ -51,6 +54,18 @@ class UpdateParams(TaskParams):
     input_responses: dict[str, Any] = Field(alias="inputResponses")
 
 
+class Notification(BaseModel):
+    """A notification of the extension, which the library has no type for."""
+
+    method: str
+    params: dict[str, Any]
+
+    @override
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """As it is: the library would leave members out that are null."""
+        return {"method": self.method, "params": self.params}
+
+
 class Endpoint:
     """The methods of MCP, as the library calls them."""
 
@@ -60,19 +75,18 @@ class Endpoint:
         server: Server[Any] = Server(
             "agentjobs",
             version=__version__,
-            title="agentjobs",
-            instructions=INSTRUCTIONS,
             cache_hints={
                 "tools/list": CacheHint(FRESH_MS, "private"),
                 "server/discover": CacheHint(FRESH_MS, "public"),
             },
         )
-        server.extensions[wire.TASKS] = {}
         server.add_request_handler("tools/list", types.PaginatedRequestParams, self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         server.add_request_handler("tasks/get", TaskParams, self._get)
         server.add_request_handler("tasks/update", UpdateParams, self._update)
         server.add_request_handler("tasks/cancel", TaskParams, self._cancel)
+        server.add_request_handler(LISTEN, types.SubscriptionsListenRequestParams, self._listen)
+        server.add_request_handler("server/discover", types.RequestParams, self._discover)
         server.middleware.append(self._check)
         self._manager = StreamableHTTPSessionManager(
             server, stateless=True, max_request_body_size=MAX_BODY_BYTES
@@ -104,6 +118,37 @@ class Endpoint:
             raise MCPError(said.code, said.message, said.data) from error
         finally:
             self._metrics.requests.labels(f"mcp {known}", str(code)).inc()
+
+    async def _discover(self, _: Context, __: types.RequestParams) -> HandlerResult:
+        # The library would promise notifications about the list of tools.
+        return {
+            **DONE,
+            "supportedVersions": [VERSION],
+            "capabilities": {"tools": {}, "extensions": {wire.TASKS: {}}},
+            "instructions": INSTRUCTIONS,
+        }
+
+    async def _listen(
+        self, ctx: Context, params: types.SubscriptionsListenRequestParams
+    ) -> HandlerResult:
+        """Tell of tasks until all are over, or we end; nothing else is told of."""
+        visit = _visit(ctx)
+        asked = (params.notifications.model_extra or {}).get("taskIds")
+        ids = [each for each in asked if isinstance(each, str)] if isinstance(asked, list) else []
+        if asked is not None and not visit.client.tasks:
+            raise wire.needs_tasks()
+        meta = {"io.modelcontextprotocol/subscriptionId": ctx.request_id}
+
+        async def tell(method: str, told: Json) -> None:
+            notification: Any = Notification(method=method, params={**told, "_meta": meta})
+            await ctx.session.send_notification(notification, ctx.request_id)
+
+        with self._calls.busy(visit.caller):
+            agreed = await self._calls.agreed(visit, ids)
+        honoured = {} if asked is None else {"taskIds": agreed}
+        await tell("notifications/subscriptions/acknowledged", {"notifications": honoured})
+        await self._calls.follow(visit, agreed, partial(tell, "notifications/tasks"))
+        return {**DONE, "_meta": meta}
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams) -> HandlerResult:
         # To check a call's headers the library lists tools by itself: that one is enough then.
