@@ -69,11 +69,9 @@ class History:
             if word in known
             else Ruling.NOT_OURS
             if not (job in self.own or job.endswith(".open") or self.starts)
-            else Ruling.FULL
-            if len(self.taken) + len(self.held) >= RULES.capacity
-            else Ruling.TAKEN
+            else (Ruling.FULL if len(self.taken) >= RULES.capacity else Ruling.TAKEN)
             if job in self.own or job.endswith(".open")
-            else Ruling.HELD
+            else (Ruling.FULL if len(self.held) >= RULES.capacity else Ruling.HELD)
         )
         assert again is expected, (job, again, expected)
         if again in KEPT:
@@ -87,7 +85,7 @@ class History:
         try:
             new = self.store.say(message, self.now, message)
         except FullError:
-            assert len(self.taken) + len(self.held) >= RULES.capacity
+            assert len(self.taken) >= RULES.capacity
             return
         assert new == (message not in known)
         if new:

@@ -142,3 +142,15 @@ async def test_r_inbox_own_a_clock_that_jumps_loses_no_own_job_and_keeps_a_batch
         assert (again.id, again.parts) == (first.id, first.parts)
         assert await inbox.acknowledge(again)
         assert jobs_in(await everything(inbox)) == [jobs[1]]
+
+
+async def test_r_inbox_own_strangers_do_not_take_the_room_of_the_agents_own(place: Place) -> None:
+    """While a start is under way, anybody's event may be its job's, and is held."""
+    async with place.open(Rules(capacity=3), tends=False) as inbox:
+        ours = (await inbox.start("crawl")).job_id
+        inbox.store.begin_start("under way", '{"tool": "crawl"}', None, NOW)
+        strangers = [heard_of(f"j{n}.team-b") for n in range(9)]
+        rulings = [await inbox.accept(each) for each in strangers]
+        assert rulings == [Ruling.HELD] * 3 + [Ruling.FULL] * 6, "they may come again"
+        assert await inbox.accept(heard_of(ours)) is Ruling.TAKEN
+        assert await inbox.say("and I am heard, too")

@@ -44,7 +44,8 @@ class Rules:
     namespaces: frozenset[str] = field(default_factory=frozenset)
     """Namespaces of which every job's events are taken, whoever has started it."""
     capacity: int = CAPACITY
-    """Items that may wait, held ones too."""
+    """Items that may wait for the agent, and held ones beside them: those may be of strangers, and
+    must not take the room of the agent's own."""
     retention: timedelta = RETENTION
     """How long ids of events are remembered, and ends of jobs. Senders try for three days."""
 
@@ -62,7 +63,9 @@ class Known:
     starting: bool
     """A start is under way whose job this may be."""
     waiting: int
-    """Items that wait."""
+    """Items that wait for the agent."""
+    held: int
+    """Items that are held."""
 
 
 def rule(event: Heard, known: Known, rules: Rules, now: datetime) -> Ruling:
@@ -74,6 +77,7 @@ def rule(event: Heard, known: Known, rules: Rules, now: datetime) -> Ruling:
         return Ruling.NOT_OURS
     if event.time < now - rules.retention and not known.unheard:
         return Ruling.STALE
-    if known.waiting >= rules.capacity:
+    ours = named or known.own
+    if (known.waiting if ours else known.held) >= rules.capacity:
         return Ruling.FULL
-    return Ruling.TAKEN if named or known.own else Ruling.HELD
+    return Ruling.TAKEN if ours else Ruling.HELD

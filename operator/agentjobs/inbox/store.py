@@ -301,7 +301,7 @@ class Store:
         return self._one("SELECT 1 FROM flags WHERE name = ?", CLOSED) is not None
 
     def counts(self) -> dict[str, int]:
-        """What became of events, by ruling; `waiting`: items that are not acknowledged."""
+        """What became of events, by ruling; `waiting`: items for the agent, not acknowledged."""
         counted: dict[str, int] = dict(self._all("SELECT name, n FROM counts"))
         return {**counted, "waiting": self._waiting()}
 
@@ -333,6 +333,7 @@ class Store:
             unheard=job is not None and job[1] is None,
             starting=self._starting(event.namespace),
             waiting=self._waiting(),
+            held=self._waiting(held=True),
         )
         ruling = rule(event, known, self.rules, now)
         self._count(ruling)
@@ -458,8 +459,8 @@ class Store:
             (ruling.value,),
         )
 
-    def _waiting(self) -> int:
-        return int(self._all("SELECT count(*) FROM items")[0][0])
+    def _waiting(self, *, held: bool = False) -> int:
+        return int(self._all("SELECT count(*) FROM items WHERE held = ?", held)[0][0])
 
     def _starting(self, namespace: str) -> bool:
         return (
