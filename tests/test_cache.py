@@ -410,6 +410,25 @@ def test_r_slots_a_claim_that_may_be_written_keeps_its_slot_until_it_is_seen() -
     assert slots(cache, "late") == (0, 1)
 
 
+def test_r_slots_claims_beyond_the_limit_get_their_slots_one_after_the_other() -> None:
+    cache = Cache()
+    cache.put_tool(limited(1))
+    for number, name in enumerate("abc", 1):
+        cache.put_agentjob(user(name, number, **CLAIMED))
+    assert slots(cache, "b") == (2, 0)
+    cache.postpone(Key(NS, "b"))
+    cache.postpone(Key(NS, "c"))
+    assert slots(cache, "a") == (0, 0)
+    assert sorted(cache.next_in_line(TOOL)) == [Key(NS, "b"), Key(NS, "c")]
+    assert sorted(cache.in_line(TOOL)) == [Key(NS, "b"), Key(NS, "c")]
+    cache.put_agentjob(user("new", 4, **IN_LINE))
+    assert slots(cache, "new") == (3, 0), "who has claimed comes before who has not"
+    cache.drop_agentjob(Key(NS, "a"), "u-a")
+    assert slots(cache, "b") == (0, 0)
+    cache.postpone(Key(NS, "b"), yes=False)
+    assert slots(cache, "c") == (1, 0)
+
+
 def test_r_slots_an_agentjob_that_is_gone_keeps_none() -> None:
     cache = Cache()
     cache.put_tool(limited(1))

@@ -87,6 +87,7 @@ class Cache:
         self._dependents: dict[Key, set[Key]] = {}
         self._users: dict[Key, set[Key]] = {}
         self._claiming: set[Key] = set()
+        self._postponed: set[Key] = set()
         self._unlinked: set[Key] = set()
         """AgentJobs with dependencies that were not looked at for rings yet."""
         self._rings: dict[Key, tuple[Key, ...]] = {}
@@ -150,6 +151,7 @@ class Cache:
         if record and record.uid == uid:
             self._leave(key)
             self.release(key)
+            self.postpone(key, yes=False)
             self._unlinked.discard(key)
             self._rings.pop(key, None)
             del self.records[key]
@@ -236,6 +238,13 @@ class Cache:
         """Count an AgentJob as what it is known to be: its claim was refused, or it was seen."""
         self._claiming.discard(key)
 
+    def postpone(self, key: Key, *, yes: bool = True) -> None:
+        """Say whether an AgentJob that has claimed an attempt waits for a slot all the same.
+
+        A claim that a former leader had sent may come when the slot has been given to another.
+        """
+        (self._postponed.add if yes else self._postponed.discard)(key)
+
     def slots(self, key: Key) -> SlotsSeen:
         """Who else uses the tool of an AgentJob."""
         record = self.records.get(key)
@@ -243,6 +252,9 @@ class Cache:
             return SlotsSeen()
         others = self._users.get(record.tool, set()) - {key}
         taken = {other for other in others if self._holds(other)}
+        if record.claimed:
+            # Of those that may not all have a slot, one after the other.
+            taken -= self._postponed
         ahead = sum(
             self.records[other].in_line and self.records[other].came < record.came
             for other in others - taken
@@ -256,16 +268,18 @@ class Cache:
         if tool is None or limit is None:
             return []
         users = self._users.get(tool, set())
+        postponed = users & self._postponed
         free = limit - sum(self._holds(user) for user in users)
-        if free <= 0:
-            return []
+        if postponed or free <= 0:
+            return list(postponed)
         waiting = (user for user in users if self.records[user].in_line and not self._holds(user))
         told = free + EXACT_PLACES
         return heapq.nsmallest(told, waiting, key=lambda user: self.records[user].came)
 
     def in_line(self, tool: Key) -> list[Key]:
         """All that wait for a slot of a tool, or were not looked at yet."""
-        return [user for user in self._users.get(tool, ()) if self.records[user].in_line]
+        users = self._users.get(tool, set())
+        return [user for user in users if self.records[user].in_line or user in self._postponed]
 
     def _limit(self, tool: Key) -> int | None:
         known = self.tools.get(tool)

@@ -187,6 +187,7 @@ class Passes:
             # Others may have taken a slot meanwhile; from here to the write nothing is awaited.
             seen = replace(seen, slots=self._cache.slots(key))
             plan = decide(seen)
+        self._cache.postpone(key, yes=plan.postponed)
         if plan.status:
             if plan.status.attempts and not record.claimed:
                 self._cache.reserve(key)

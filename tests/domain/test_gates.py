@@ -8,7 +8,7 @@ from agentjobs.api.names import CauseCode, State, WaitingCode
 from agentjobs.domain.observed import DependencySeen, SlotsSeen
 from agentjobs.domain.plan import CreateJob, DeleteAgentJob
 from agentjobs.domain.reconcile import decide
-from tests.builders import a_tool, an_agentjob, at, observed, stamp
+from tests.builders import a_tool, an_agentjob, at, claimed, observed, stamp
 
 REF = {"kind": "AgentTool", "name": "indexer"}
 
@@ -138,3 +138,17 @@ def test_r_depends_a_job_is_not_collected_before_its_dependents_have_seen_its_en
     kept = decide(observed(job, now=60, awaited=True))
     assert (kept.actions, kept.requeue_at) == ((), at(70))
     assert [type(each) for each in decide(observed(job, now=60)).actions] == [DeleteAgentJob]
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_r_slots_a_claim_beyond_the_limit_waits_before_it_makes_its_job(taken: int) -> None:
+    job = an_agentjob(toolRef=REF, status=claimed())
+    seen = observed(job, now=3, tool=a_tool(maxConcurrent=1), slots=SlotsSeen(taken=taken))
+    plan = decide(seen)
+    assert plan.postponed is bool(taken)
+    assert [type(action).__name__ for action in plan.actions] == ([] if taken else ["CreateJob"])
+    if taken:
+        assert plan.status is not None
+        assert plan.status.waiting is not None
+        assert plan.status.waiting.code is WaitingCode.SLOT
+        assert plan.status.state is State.QUEUED

@@ -13,7 +13,6 @@ WAITS = "in the audit log: jobs that waited for a slot"
 CHANGES = "in the audit log: changes of leader while a slot was taken"
 CHANGED = "in the audit log: histories with a change of leader while a slot was taken"
 CONTENDED = "in the audit log: of these, histories in which others waited for one"
-LATE = "in the audit log: limits exceeded by a claim that a former leader sent"
 EXCEEDED = "in the audit log: limits exceeded"
 
 
@@ -21,7 +20,7 @@ class SlotsInLog:
     """Reads the log line by line.
 
     A slot is taken from the creation of a Job until that Job is over or gone, or the end of its
-    AgentJob is written. Claims play no part, but for one: who sent the first, and who led then.
+    AgentJob is written. Claims play no part.
     """
 
     def __init__(self) -> None:
@@ -32,8 +31,6 @@ class SlotsInLog:
         """Name of its tool by uid of the AgentJob."""
         self._taken: dict[str, str] = {}
         """uid of the AgentJob by uid of its Job."""
-        self._claimed: set[str] = set()
-        self._late: set[str] = set()
         self._waited: set[str] = set()
 
     def read(self, line: Line) -> None:
@@ -46,7 +43,7 @@ class SlotsInLog:
             if limit is not None:
                 self._limits[event.body["metadata"]["name"]] = limit
         elif event.resource == AGENTJOBS:
-            self._read_agentjob(line.by, event)
+            self._read_agentjob(event)
         elif event.resource == JOBS:
             self._read_job(event)
 
@@ -56,7 +53,7 @@ class SlotsInLog:
             self.counts[CHANGES] += bool(self._taken)
         self._leader = holder or self._leader
 
-    def _read_agentjob(self, by: str, event: Event) -> None:
+    def _read_agentjob(self, event: Event) -> None:
         body, uid = event.body, event.uid
         tool = (body["spec"].get("toolRef") or {}).get("name")
         if tool not in self._limits:
@@ -66,9 +63,6 @@ class SlotsInLog:
         if (status.get("waiting") or {}).get("code") == "slot":
             self._waited.add(uid)
             self.counts[WAITS] = len(self._waited)
-        if status.get("attempts") and uid not in self._claimed:
-            self._claimed.add(uid)
-            self._late |= {uid} if by != self._leader else set()
         if event.kind == "DELETED" or status.get("finishedAt"):
             self._taken = {job: owner for job, owner in self._taken.items() if owner != uid}
 
@@ -87,9 +81,7 @@ class SlotsInLog:
     def _count(self, tool: str) -> None:
         users = {owner for owner in self._taken.values() if self._tools[owner] == tool}
         self.counts[TAKEN] += 1
-        if len(users) > self._limits[tool]:
-            in_time = users - self._late
-            self.counts[EXCEEDED if len(in_time) > self._limits[tool] else LATE] += 1
+        self.counts[EXCEEDED] += len(users) > self._limits[tool]
 
 
 def slots_in(log: Iterable[Line]) -> Counter[str]:

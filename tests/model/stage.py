@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from agentjobs import passes
 from agentjobs.kube import PODS, KubeError
 from tests.model.apiserver import Json
-from tests.model.audit import slots_in
+from tests.model.audit import EXCEEDED, slots_in
 from tests.model.cluster import Cluster
 from tests.model.process import TERMS, Process
 from tests.model.truth import RuleBroken
@@ -136,6 +136,8 @@ class Stage(RuleBasedStateMachine):
             if not self._broken:
                 with self._told():
                     self._drain()
+                    if slots_in(self.server.audit)[EXCEEDED]:
+                        raise RuleBroken("R-SLOTS: a limit is exceeded, as the audit log has it")
         finally:
             self._patch.stop()
             for process in self.processes:
@@ -143,7 +145,7 @@ class Stage(RuleBasedStateMachine):
             self.counts["conflicts"] += self.server.answers[409]
             self.counts["questions that expired"] += self.truth.closed["expired"]
             self.counts["questions withdrawn"] += self.truth.closed["withdrawn"]
-            self.counts["limits exceeded by a claim that came late"] += self.truth.exceeded
+            self.counts["claims beyond a limit, sent by a former leader"] += self.truth.exceeded
             self.counts += self._attempts()
             self.counts += slots_in(self.server.audit)
             total.update(self.counts)

@@ -122,7 +122,7 @@ class Truth:
         self.closed: Counter[str] = Counter()
         """How questions were closed."""
         self.exceeded = 0
-        """How often a limit was exceeded by a claim that came late."""
+        """How often a claim that came late went beyond a limit."""
         self._were_lost: set[str] = set()
         """Nodes that were gone or silent for long; that they are back may not be known yet."""
         self._words: dict[str, dict[str, Event]] = {}
@@ -372,7 +372,8 @@ class Truth:
         return [c for c in mine if c.job_name == job_name]
 
     def _check_slots(self, life: Life, job: AgentJob) -> None:
-        """R-SLOTS: the limit holds, but for claims that were sent by a former leader."""
+        """R-SLOTS: no leader claims too many. What a former one had sent may be one too many; its
+        Job has to wait then, which the audit log shows."""
         limit = self._limit(job)
         if limit is None or job.spec.tool_ref is None:
             return
@@ -513,7 +514,7 @@ class Truth:
             if job is None or waiting is None or waiting.code is not WaitingCode.SLOT:
                 continue
             users = self._users(job.spec.tool_ref.name) if job.spec.tool_ref else []
-            if sum(_holds(each.job) for each in users) < (self._limit(job) or 0):
+            if sum(_runs(each.job) for each in users) < (self._limit(job) or 0):
                 raise RuleBroken(f"R-SLOTS: {life.uid} waits though there is a slot")
         for job in self._server.all(JOBS):
             self._check_not_forgotten(job)
@@ -563,6 +564,12 @@ def _is_tracked(pod: Json) -> bool:
 
 def _holds(job: AgentJob | None) -> bool:
     return bool(job and job.status.attempts)
+
+
+def _runs(job: AgentJob | None) -> bool:
+    """Whether it has a slot and makes use of it."""
+    waiting = job.status.waiting if job else None
+    return _holds(job) and not (waiting and waiting.code is WaitingCode.SLOT)
 
 
 def _retry(job: AgentJob) -> Retry:

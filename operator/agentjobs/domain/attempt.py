@@ -34,6 +34,7 @@ from agentjobs.domain.ending import (
 )
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import begun_at, end, end_unstarted
+from agentjobs.domain.gates import no_slot
 from agentjobs.domain.job import desired_job, placeholder_job
 from agentjobs.domain.keeping import to_be_heard, with_said
 from agentjobs.domain.mirror import (
@@ -241,6 +242,11 @@ def _create_again(seen: Observed, attempt: Attempt) -> Plan:
     except InvalidSpecError as error:
         status = seen.job.status.model_copy(update={"ending": invalid(seen, error)})
         return _take_name(seen, status, attempt.job_name)
+    waiting = no_slot(seen) if attempt.number == 1 else None
+    if waiting:
+        # A former leader's claim, which came when its slot had been given to another.
+        status = seen.job.status.model_copy(update={"waiting": waiting})
+        return replace(mirror(seen, status, requeue_at=deadline(seen)), postponed=True)
     if seen.refusal:
         status = seen.job.status.model_copy(update={"waiting": refused(seen.refusal)})
         if seen.refusal.kind is RefusalKind.RIGHTS:

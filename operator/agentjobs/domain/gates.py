@@ -70,15 +70,22 @@ def slot(seen: Observed, _accepted: Accepted) -> Closed | None:
 
     A job that has begun keeps its slot until it is over, between its attempts too.
     """
-    limit = seen.tool.spec.max_concurrent if seen.tool else None
-    if limit is None or seen.job.status.attempts or seen.slots.taken + seen.slots.ahead < limit:
+    if seen.job.status.attempts:
         return None
-    tool = f"tool {seen.tool.metadata.name}" if seen.tool else "the tool"
+    waiting = no_slot(seen, ahead=seen.slots.ahead)
+    return Closed(waiting=waiting) if waiting else None
+
+
+def no_slot(seen: Observed, *, ahead: int = 0) -> Waiting | None:
+    """What a job waits for that finds no slot of its tool free, with so many before it."""
+    limit = seen.tool.spec.max_concurrent if seen.tool else None
+    if seen.tool is None or limit is None or seen.slots.taken + ahead < limit:
+        return None
     message = (
-        f"waits for a slot: {tool} runs at most {limit} at once (spec.maxConcurrent); "
-        f"{_place(seen.slots.ahead)}"
+        f"waits for a slot: tool {seen.tool.metadata.name} runs at most {limit} at once "
+        f"(spec.maxConcurrent); {_place(ahead)}"
     )
-    return Closed(waiting=Waiting(code=WaitingCode.SLOT, message=message))
+    return Waiting(code=WaitingCode.SLOT, message=message)
 
 
 def _place(ahead: int) -> str:

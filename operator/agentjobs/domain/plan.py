@@ -159,3 +159,5 @@ class Plan:
     """When to look again, though nothing may have changed by then."""
     need: Need | None = None
     """A read without which nothing can be decided; then the rest is empty."""
+    postponed: bool = False
+    """Whether the job waits for a slot though it has claimed an attempt (R-SLOTS)."""
