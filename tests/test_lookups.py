@@ -7,9 +7,14 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
+from kubernetes.client import Configuration
 
 from agentjobs import lookups
+from agentjobs.domain.destinations import DeniedError
+from agentjobs.kube import Access
 from agentjobs.lookups import LookUps
+from agentjobs.main import destinations_of
+from agentjobs.settings import Settings, SettingsError
 
 
 async def test_r_callback_all_addresses_of_a_name_are_found(
@@ -54,3 +59,28 @@ async def test_r_callback_names_that_nobody_answers_for_hold_up_nobody_for_long(
             assert await asyncio.to_thread(lambda: "others have threads of their own")
     finally:
         end.set()
+
+
+@pytest.mark.parametrize("server", ["https://api.example.com:6443", "https://203.0.113.7"])
+async def test_r_callback_the_api_server_is_never_called_under_any_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    inside = {"api.example.com": "203.0.113.7", "kubernetes.default.svc": "10.96.0.1"}
+
+    def answer(host: str, *_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, 0, 0, "", (inside[host], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    settings = Settings(
+        callbacks_allow='[{"cidrs": ["0.0.0.0/0"]}]', callbacks_deny=("10.1.0.0/16",)
+    )
+    destinations = await destinations_of(settings, Access(server, Configuration()))
+    for address in ("203.0.113.7", "10.96.0.1", "10.1.2.3"):
+        with pytest.raises(DeniedError, match="never called"):
+            destinations.check_address("a", "x", 443, ip_address(address))
+    destinations.check_address("a", "x", 443, ip_address("10.2.0.1"))
+
+
+async def test_a_network_that_is_none_is_a_fault_of_the_settings() -> None:
+    with pytest.raises(SettingsError, match="CALLBACKS"):
+        await destinations_of(Settings(callbacks_deny=("nodes",)), Access("", Configuration()))

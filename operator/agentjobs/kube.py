@@ -7,7 +7,6 @@ parsed into a small view at once.
 
 import asyncio
 import contextlib
-import ipaddress
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,13 +136,10 @@ class Access:
                 ) from no_pod
         return cls(server=configuration.host.rstrip("/"), configuration=configuration)
 
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses of the API server, as far as it is named by address."""
-        host = urlsplit(self.server).hostname or ""
-        try:
-            return (str(ipaddress.ip_address(host)),)
-        except ValueError:
-            return ()
+    @property
+    def host(self) -> str:
+        """Name or address of the API server."""
+        return urlsplit(self.server).hostname or ""
 
     def token(self) -> str | None:
         """The bearer token of now; a service account's is read again when it was rotated."""

@@ -27,7 +27,13 @@ class LookUps:
         )
 
     async def addresses_of(self, host: str) -> tuple[Address, ...]:
-        """All addresses of a name; none: nobody could say in time, which is no reason to refuse."""
+        """All addresses of a name; none: nobody could say in time, which is no reason to refuse.
+
+        An address is its own.
+        """
+        literal = as_address(host)
+        if literal is not None:
+            return (literal,)
         return await self._known.get(host, lambda: self._look_up(host))
 
     async def _look_up(self, host: str) -> tuple[Address, ...]:

@@ -14,6 +14,7 @@ from agentjobs.gateway.run import Gateway
 from agentjobs.health import make_app, serve
 from agentjobs.kube import Access, Kube, KubeError, NoClusterError, UnavailableError
 from agentjobs.logs import set_up
+from agentjobs.lookups import LookUps
 from agentjobs.metrics import GatewayMetrics, Metrics
 from agentjobs.operator import Operator
 from agentjobs.settings import GatewaySettings, Settings, SettingsError
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 GC_THRESHOLDS = (50_000, 50, 1000)
 """Lists of thousands of objects make garbage collection the larger part of a start."""
 RETRY_SECONDS = 1.0
+API_SERVER = "kubernetes.default.svc"
+"""Its name inside, where what we are told is one for outside."""
 GATEWAY_CONNECTIONS = 128
 """To the API server: one for each start or review that is under way."""
 GATEWAY_SECONDS = 10.0
@@ -55,7 +58,7 @@ async def run_operator(settings: Settings, access: Access) -> int:
     """Run the operator until a signal comes; 1 if it must be started again."""
     gc.set_threshold(*GC_THRESHOLDS)
     codec.allow_depth()
-    destinations = _destinations(settings, access)
+    destinations = await destinations_of(settings, access)
     metrics = Metrics()
     async with Kube(access) as kube:
         operator = Operator(settings, access, kube, metrics, open_store(settings.output_store))
@@ -81,17 +84,23 @@ async def run_gateway(settings: GatewaySettings, access: Access) -> int:
     """Run the gateway until a signal comes."""
     gc.set_threshold(*GC_THRESHOLDS)
     codec.allow_depth()
-    destinations = _destinations(settings, access)
+    destinations = await destinations_of(settings, access)
     async with Kube(access, GATEWAY_CONNECTIONS, GATEWAY_SECONDS) as kube:
         store = open_store(settings.output_store)
         return await Gateway(settings, kube, GatewayMetrics(), destinations, store).run()
 
 
-def _destinations(settings: Settings | GatewaySettings, access: Access) -> Destinations:
+async def destinations_of(settings: Settings | GatewaySettings, access: Access) -> Destinations:
+    """Where events may go; not to the API server, under any of its names.
+
+    :raises SettingsError: a rule or a network is none.
+    """
+    found = await asyncio.gather(*map(LookUps().addresses_of, {access.host, API_SERVER}))
+    api_server = [str(address) for addresses in found for address in addresses]
     try:
         return Destinations.from_json(
             settings.callbacks_allow,
-            denied=(*access.addresses(), *settings.callbacks_deny),
+            denied=(*api_server, *settings.callbacks_deny),
             insecure_loopback=settings.callbacks_insecure_loopback,
         )
     except ValueError as error:
