@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from agentjobs import codec
 from agentjobs.api.agentjob import AgentJob, ToolKind
 from agentjobs.api.agenttool import AgentTool
-from agentjobs.api.names import API_VERSION, LABEL_JOB
+from agentjobs.api.names import ANNOTATION_REDELIVER, API_VERSION, LABEL_JOB
 from agentjobs.domain.children import JobView
 from agentjobs.domain.gates import EXACT_PLACES
 from agentjobs.domain.nodes import NodeView
@@ -32,6 +32,11 @@ KEPT_METADATA = (
     "deletionTimestamp",
     "finalizers",
 )
+
+
+def _kept_annotations(meta: Mapping[str, Any]) -> dict[str, str]:
+    annotations = meta.get("annotations") or {}
+    return {name: annotations[name] for name in (ANNOTATION_REDELIVER,) if name in annotations}
 
 
 class Key(NamedTuple):
@@ -116,7 +121,10 @@ class Cache:
         for name in names:
             self._dependents.setdefault(Key(key.namespace, name), set()).add(key)
         kept = {
-            "metadata": {field: meta[field] for field in KEPT_METADATA if field in meta},
+            "metadata": {
+                **{field: meta[field] for field in KEPT_METADATA if field in meta},
+                "annotations": _kept_annotations(meta),
+            },
             "spec": spec,
             "status": status,
         }

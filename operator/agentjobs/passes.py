@@ -494,9 +494,11 @@ class Passes:
             return
         for owed in job.status.callback.deliveries:
             if owed.id == action.event_id:
-                body = event_body(job, owed, self._policy.gateway_url)
-                letter = Letter(owed.id, key.namespace, job.spec.callback.url, body)
-                self._dispatcher.submit(key, letter)
+                questions = self._cache.questions(job.metadata.uid)
+                body = event_body(job, owed, self._policy.gateway_url, questions)
+                if body is not None:
+                    letter = Letter(owed.id, key.namespace, job.spec.callback.url, body)
+                    self._dispatcher.submit(key, letter)
 
     async def _finalizers(self, key: Key, job: AgentJob, *, held: bool) -> bool:
         """Hold the AgentJob, or let it go; return whether it is there to be looked at."""

@@ -14,6 +14,7 @@ from agentjobs.api.names import (
     ANNOTATION_PLACEHOLDER,
     ANNOTATION_RETIRED,
     CauseCode,
+    EventType,
     Evidence,
     State,
     WaitingCode,
@@ -202,6 +203,10 @@ class Truth:
         name = event["subject"].split(".")[0]
         uid = event["id"].split("_")[1]
         life = self.lives[uid]
+        if event["type"] == EventType.INPUT_REQUIRED:
+            # It may come late. Where it is refused for good, so will be the end.
+            self._check_question_told(event)
+            return
         if life.end is None:
             raise RuleBroken(f"R-CALLBACK: an event of {name} before its end is stored")
         status = life.end.status
@@ -212,6 +217,11 @@ class Truth:
         life.refused_for_good |= gone
         if len(life.received) > 1:
             raise RuleBroken(f"R-EVENT: events of {name} have several ids: {life.received}")
+
+    def _check_question_told(self, event: Any) -> None:
+        asked = self._server.by_uid(INPUTREQUESTS, event["id"].rpartition("_")[2])
+        if asked and asked["spec"]["prompt"] != event["data"]["summary"]:
+            raise RuleBroken(f"R-EVENT: {event['subject']} asked {asked}, the event: {event}")
 
     def _tell(self, line: str) -> None:
         self._story.append((self._clock.monotonic(), line, None, None))
@@ -599,6 +609,9 @@ def _check_course(before: AgentJob, after: AgentJob) -> None:
 def _check_outbox(uid: str, old: AgentJobStatus, new: AgentJobStatus) -> None:
     known = {each.id: each for each in (new.callback.deliveries if new.callback else ())}
     for owed in old.callback.deliveries if old.callback else ():
+        if owed.type is EventType.INPUT_REQUIRED:
+            # Nobody needs it once the question is closed.
+            continue
         now = known.get(owed.id)
         settled = owed.state is not DeliveryState.PENDING
         if now is None or now.attempts < owed.attempts or (settled and now.state != owed.state):

@@ -25,6 +25,7 @@ from agentjobs.api.names import (
     INLINE_RESULT_BYTES,
     MAX_DEPENDENCIES,
     MAX_DURATION_SECONDS,
+    REDELIVER_CHARACTERS,
     SUMMARY_CHARACTERS,
     TERMINAL_STATES,
     CauseCode,
@@ -399,12 +400,14 @@ class Delivery(Model):
 
 
 class Outbox(Model):
-    """Events of this job to the agent runtime. Part of the terminal write."""
+    """Events of this job to the agent runtime. That of its end is part of the terminal write."""
 
     deliveries: Annotated[
         tuple[Delivery, ...], Field(max_length=8, json_schema_extra=keyed_by("id"))
     ] = ()
     """Oldest first."""
+    redelivered: Annotated[str, Field(max_length=REDELIVER_CHARACTERS)] | None = None
+    """The annotation agentjobs.dev/redeliver that was followed last."""
 
 
 class AgentJobStatus(Model):

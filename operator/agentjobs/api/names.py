@@ -25,6 +25,8 @@ ANNOTATION_PLACEHOLDER: Final = f"{GROUP}/placeholder"
 """Annotation of a suspended Job that only takes the name of an attempt that must never begin."""
 ANNOTATION_RETIRED: Final = f"{GROUP}/retired"
 """Annotation of a Job that a queue took back from a tool that had begun: it makes no more pods."""
+ANNOTATION_REDELIVER: Final = f"{GROUP}/redeliver"
+"""Annotation of a finished AgentJob: whenever its value is a new one, the event is sent again."""
 ANNOTATION_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """kubectl's annotation of a pod: which container is the tool."""
 FINALIZER: Final = f"{GROUP}/finalizer"
@@ -53,6 +55,8 @@ INLINE_RESULT_BYTES: Final = 4 * 1024
 CAUSE_MESSAGE_CHARACTERS: Final = 256
 CONDITION_MESSAGE_BYTES: Final = 1024
 SUMMARY_CHARACTERS: Final = 280
+REDELIVER_CHARACTERS: Final = 64
+"""Of the annotation, that much counts."""
 
 
 class State(StrEnum):

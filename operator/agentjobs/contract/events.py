@@ -20,6 +20,12 @@ class JobEventData(Body):
     cause: CauseCode | None
     result_url: str | None = None
     """Where the result is read."""
+    question: str | None = None
+    """Key of the question, of job_input_required."""
+    inputs_url: str | None = None
+    """Where questions are read and answered."""
+    percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """How far the tool says it is, of job_progress."""
 
 
 class JobEvent(Body):

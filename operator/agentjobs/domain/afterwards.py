@@ -9,15 +9,18 @@ from agentjobs.api.agentjob import (
     DeliveryState,
     Outbox,
 )
+from agentjobs.api.base import format_time
 from agentjobs.api.names import (
+    ANNOTATION_REDELIVER,
     FINALIZER,
+    REDELIVER_CHARACTERS,
     ConditionType,
     Reason,
 )
 from agentjobs.domain import status as st
-from agentjobs.domain.callbacks import DELETION_PATIENCE, after, give_up, pending
+from agentjobs.domain.callbacks import DELETION_PATIENCE, give_up, pending
 from agentjobs.domain.children import JobView
-from agentjobs.domain.finish import owed_by
+from agentjobs.domain.finish import owed_by, with_outbox
 from agentjobs.domain.keeping import archived_at, is_archived, with_archived
 from agentjobs.domain.mirror import (
     stamped,
@@ -30,12 +33,12 @@ from agentjobs.domain.plan import (
     DeleteJob,
     DeleteOutput,
     DeletePod,
-    Deliver,
     Note,
     Plan,
     RemoveFinalizer,
     SuspendJob,
 )
+from agentjobs.domain.telling import due, settled
 
 AWAITED_RECHECK = timedelta(seconds=10)
 TOGETHER = timedelta(seconds=3)
@@ -60,20 +63,46 @@ def after_end(seen: Observed) -> Plan:
 
 def _settle(seen: Observed) -> Plan:
     """Go on with deliveries and time to live."""
-    deliveries = seen.job.status.callback.deliveries if seen.job.status.callback else ()
+    outbox = seen.job.status.callback
+    if _wants_it_again(seen, outbox):
+        return _owe_again(seen)
+    deliveries = outbox.deliveries if outbox else ()
     return _record(seen, deliveries) or _go_on(seen, deliveries)
+
+
+def _wants_it_again(seen: Observed, outbox: Outbox | None) -> bool:
+    wish = _wish(seen)
+    return bool(
+        wish
+        and seen.job.spec.callback
+        and not seen.job.metadata.deletion_timestamp
+        and wish != (outbox.redelivered if outbox else None)
+    )
+
+
+def _wish(seen: Observed) -> str:
+    return seen.job.metadata.annotations.get(ANNOTATION_REDELIVER, "")[:REDELIVER_CHARACTERS]
+
+
+def _owe_again(seen: Observed) -> Plan:
+    """Owe the event anew, whatever became of it: the same id, the same bytes, all tries again."""
+    status = with_outbox(seen, seen.job.status)
+    outbox = (status.callback or Outbox()).model_copy(update={"redelivered": _wish(seen)})
+    status = status.model_copy(update={"callback": outbox})
+    note = Note(Reason.DELIVERY_PENDING, f"the event is sent again: {_wish(seen)}")
+    return Plan(status=st.fit(stamped(seen, status)), notes=(note,), requeue_at=seen.now)
 
 
 def _record(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan | None:
     """Write what became of output and deliveries, if that is news."""
-    settled = tuple(_settled(seen, each) for each in deliveries)
+    known = tuple(settled(seen, each) for each in deliveries)
     status = with_archived(seen, seen.job.status)
-    if settled != deliveries:
+    if known != deliveries:
         soon = (seen.job.status.finished_at or seen.now) + TOGETHER
         waits = seen.keeps_output and seen.job.status.started_at and not is_archived(status)
         if waits and seen.now < soon:
             return Plan(requeue_at=soon)
-        return _write(with_status(seen, status), settled)
+        return _write(with_status(seen, status), known)
     if status != seen.job.status:
         return Plan(status=st.fit(stamped(seen, status)), requeue_at=seen.now)
     return None
@@ -83,7 +112,7 @@ def _go_on(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
     owed = owed_by(seen.job.status)
     if seen.job.metadata.deletion_timestamp:
         return _let_go(seen, owed)
-    return _clear_pods(seen, _deliver(seen, owed) if owed else _expire(seen, deliveries))
+    return _clear_pods(seen, due(seen, owed) if owed else _expire(seen, deliveries))
 
 
 def _expire(seen: Observed, deliveries: Sequence[Delivery]) -> Plan:
@@ -115,17 +144,11 @@ def _must_not_run(seen: Observed, child: JobView) -> bool:
     return not (child.suspended or child.over or child.deleting)
 
 
-def _settled(seen: Observed, delivery: Delivery) -> Delivery:
-    """A delivery with the outcome of its last try, if one is there."""
-    outcome = seen.outcomes.get(delivery.id)
-    if outcome is None or delivery.state is not DeliveryState.PENDING:
-        return delivery
-    return after(delivery, outcome)
-
-
 def _write(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
     """Record what became of deliveries."""
-    status = seen.job.status.model_copy(update={"callback": Outbox(deliveries=deliveries)})
+    before = seen.job.status.callback or Outbox()
+    outbox = before.model_copy(update={"deliveries": deliveries})
+    status = seen.job.status.model_copy(update={"callback": outbox})
     lost = next((d for d in deliveries if d.state is DeliveryState.GIVEN_UP), None)
     owed = pending(deliveries)
     reason = Reason.DELIVERY_PENDING if owed else Reason.DELIVERED
@@ -137,19 +160,26 @@ def _write(seen: Observed, deliveries: tuple[Delivery, ...]) -> Plan:
         holds=not owed and not lost,
         message=(lost or owed[0]).last_error or "" if lost or owed else "",
     )
-    notes: tuple[Note, ...] = ()
-    if lost:
-        text = f"event {lost.id} was given up after {lost.attempts} tries: {lost.last_error}"
-        notes = (Note(Reason.DELIVERY_FAILED, text, warning=True),)
+    notes = tuple(
+        note
+        for old, new in zip(before.deliveries, deliveries, strict=True)
+        if old != new and (note := _note(new))
+    )
     return Plan(status=st.fit(stamped(seen, status)), notes=notes, requeue_at=seen.now)
 
 
-def _deliver(seen: Observed, owed: Sequence[Delivery]) -> Plan:
-    idle = [each for each in owed if each.id not in seen.in_flight]
-    due = [each for each in idle if (each.next_attempt_at or seen.now) <= seen.now]
-    later = [each.next_attempt_at for each in idle if each not in due and each.next_attempt_at]
-    actions = tuple(Deliver(each.id) for each in due)
-    return Plan(actions=actions, requeue_at=min(later, default=None))
+def _note(tried: Delivery) -> Note | None:
+    """Tell people of tries that failed: of the first, and whenever there were twice as many."""
+    tries = f"{tried.attempts} {'try' if tried.attempts == 1 else 'tries'}"
+    if tried.state is DeliveryState.GIVEN_UP:
+        text = f"event {tried.id} was given up after {tries}: {tried.last_error}"
+        return Note(Reason.DELIVERY_FAILED, text, warning=True)
+    seldom = tried.attempts.bit_count() == 1 and not tried.holds
+    if tried.state is DeliveryState.PENDING and tried.next_attempt_at and seldom:
+        again = format_time(tried.next_attempt_at)
+        text = f"event {tried.id} was not taken, {tries}, next at {again}: {tried.last_error}"
+        return Note(Reason.DELIVERY_PENDING, text, warning=True)
+    return None
 
 
 def _let_go(seen: Observed, owed: Sequence[Delivery]) -> Plan:
@@ -160,7 +190,7 @@ def _let_go(seen: Observed, owed: Sequence[Delivery]) -> Plan:
     asked = seen.job.metadata.deletion_timestamp
     patience = max(patience, asked + DELETION_PATIENCE) if asked else patience
     if owed and seen.now < patience:
-        plan = _deliver(seen, owed)
+        plan = due(seen, owed)
         wake = min(plan.requeue_at, patience) if plan.requeue_at else patience
         return replace(plan, requeue_at=wake)
     if owed:

@@ -7,7 +7,7 @@ marked as delivered only after its receiver took it. At least once, the same id 
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -15,9 +15,17 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
-from agentjobs.api.agentjob import AgentJob, AgentJobStatus, Delivery, DeliveryState, Outbox
+from agentjobs.api.agentjob import (
+    AgentJob,
+    AgentJobStatus,
+    Delivery,
+    DeliveryState,
+    Outbox,
+    Progress,
+)
 from agentjobs.api.base import format_time
 from agentjobs.api.names import API_VERSION, SUMMARY_CHARACTERS, EventType, State
+from agentjobs.domain.questions import QuestionView
 from agentjobs.domain.texts import cut, one_line
 
 FIRST_RETRY_SECONDS = 5
@@ -114,23 +122,35 @@ def outbox_of(job: AgentJob, status: AgentJobStatus, now: datetime) -> Outbox | 
     return Outbox(deliveries=(delivery,))
 
 
-def event_body(job: AgentJob, delivery: Delivery, gateway_url: str) -> bytes:
+def event_body(
+    job: AgentJob, delivery: Delivery, gateway_url: str, questions: Iterable[QuestionView] = ()
+) -> bytes | None:
     """The event as a structured CloudEvent 1.0.2, byte for byte the same on every try.
 
-    :param gateway_url: where results are read; empty: the event has no result_url.
+    :param gateway_url: where results are read; empty: the event has no URLs.
+    :param questions: what the job asks.
+    :return: None: what it would tell is not known any more.
     """
-    meta, status = job.metadata, job.status
+    meta = job.metadata
     job_id = f"{meta.name}.{meta.namespace}"
-    words = status.summary or (status.cause.message if status.cause else "")
+    if delivery.type is EventType.INPUT_REQUIRED:
+        asked = next((each for each in questions if delivery.id.endswith(f"_{each.uid}")), None)
+        told = _question_told(asked) if asked else None
+    elif delivery.type is EventType.PROGRESS:
+        told = _progress_told(job.status.progress, delivery.time)
+    else:
+        told = _end_told(job.status)
+    if told is None:
+        return None
+    path = "inputs" if delivery.type is EventType.INPUT_REQUIRED else "result"
     data: dict[str, Any] = {
         "job_id": job_id,
         "tool": job.spec.tool_ref.name if job.spec.tool_ref else None,
-        "status": status.state.value if status.state else None,
-        "summary": cut(one_line(words), SUMMARY_CHARACTERS),
-        "cause": status.cause.code.value if status.cause else None,
+        **told,
+        "summary": cut(one_line(told["summary"]), SUMMARY_CHARACTERS),
     }
-    if gateway_url:
-        data["result_url"] = f"{gateway_url.rstrip('/')}/v1/jobs/{job_id}/result"
+    if gateway_url and delivery.type is not EventType.PROGRESS:
+        data[f"{path}_url"] = f"{gateway_url.rstrip('/')}/v1/jobs/{job_id}/{path}"
     event = {
         "specversion": "1.0",
         "id": delivery.id,
@@ -142,6 +162,32 @@ def event_body(job: AgentJob, delivery: Delivery, gateway_url: str) -> bytes:
         "data": data,
     }
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _end_told(status: AgentJobStatus) -> dict[str, Any]:
+    return {
+        "status": status.state.value if status.state else None,
+        "summary": status.summary or (status.cause.message if status.cause else ""),
+        "cause": status.cause.code.value if status.cause else None,
+    }
+
+
+def _question_told(asked: QuestionView) -> dict[str, Any]:
+    """What is told of a question: the same, whatever the job does meanwhile."""
+    return {
+        "status": State.INPUT_REQUIRED.value,
+        "summary": asked.prompt,
+        "cause": None,
+        "question": asked.key,
+    }
+
+
+def _progress_told(progress: Progress | None, at: datetime) -> dict[str, Any] | None:
+    """What is told of progress, as long as no later one has taken its place."""
+    if progress is None or progress.at != at:
+        return None
+    told = {"status": State.RUNNING.value, "summary": progress.message or "", "cause": None}
+    return told if progress.percent is None else told | {"percent": progress.percent}
 
 
 def after(delivery: Delivery, outcome: Outcome) -> Delivery:

@@ -63,7 +63,7 @@ def end(seen: Observed, verdict: Verdict, ending: Ending | None) -> Plan:
         # Otherwise the job ended between two attempts, and the last one has its own end on record.
         status = with_attempt_ended(seen, status, verdict)
     status = _end_conditions(seen, status, verdict.state)
-    status = _with_outbox(seen, status)
+    status = with_outbox(seen, status)
     failed = verdict.state in {State.FAILED, State.TIMED_OUT}
     message = cause.message if cause else f"AgentJob {seen.job.metadata.name} is done"
     note = Note(st.REASON_OF_STATE[verdict.state], message, warning=failed)
@@ -101,8 +101,9 @@ def owed_by(status: AgentJobStatus) -> list[Delivery]:
     return pending(status.callback.deliveries) if status.callback else []
 
 
-def _with_outbox(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
-    """Make what is owed part of the terminal write (R-TWO-WRITES)."""
+def with_outbox(seen: Observed, status: AgentJobStatus) -> AgentJobStatus:
+    """Make what is owed part of the terminal write (R-TWO-WRITES), and nothing else of earlier."""
+    status = status.model_copy(update={"callback": None})
     outbox = outbox_of(seen.job, status, seen.now)
     if outbox is None or seen.job.spec.callback is None:
         return status

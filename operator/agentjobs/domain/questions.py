@@ -14,6 +14,8 @@ from agentjobs.domain.pods import NEVER, parse_time
 
 NAME_LENGTH = 63
 HASH_LENGTH = 16
+PROMPT_CHARACTERS = 1000
+"""As much as the line about it is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class QuestionView:
     expires_at: datetime = NEVER
     closed: bool = False
     """Whether it was answered, or is over without an answer."""
+    key: str = ""
+    """Its name within the job."""
+    prompt: str = ""
+    """The beginning of what is asked."""
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
@@ -46,6 +52,8 @@ class QuestionView:
             owner_uid=spec["jobUID"] if spec["jobUID"] in owners else "",
             expires_at=parse_time(spec.get("expiresAt")) or NEVER,
             closed=bool((body.get("status") or {}).get("outcome")),
+            key=spec.get("key", ""),
+            prompt=spec.get("prompt", "")[:PROMPT_CHARACTERS],
         )
 
     def is_open(self, now: datetime) -> bool:

@@ -17,11 +17,12 @@ from agentjobs.domain.observed import Observed
 from agentjobs.domain.plan import Plan
 from agentjobs.domain.retries import between
 from agentjobs.domain.status import current_attempt
+from agentjobs.domain.telling import tell
 
 
 def decide(seen: Observed) -> Plan:
     """Decide what is to be done for one AgentJob, from what was read and nothing else."""
-    plan = close_questions(seen, _stage(seen))
+    plan = close_questions(seen, tell(seen, _stage(seen)))
     if plan.need is not None or not seen.keeps_output or seen.job.metadata.deletion_timestamp:
         # Of an AgentJob that is being deleted nothing is kept.
         return plan
