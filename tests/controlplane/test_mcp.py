@@ -417,8 +417,8 @@ def refused(place: Place) -> None:
     gateway, a = town.replicas[0], town.a
     get: Document = {"taskId": unknown_id(place.namespace)}
     table: tuple[tuple[str, Document, dict[str, str | None], tuple[int, int]], ...] = (
-        ("server/discover", {}, {"MCP-Protocol-Version": "2025-06-18"}, (400, -32022)),
-        ("server/discover", {}, {"MCP-Protocol-Version": None}, (400, -32022)),
+        ("server/discover", {}, {"MCP-Protocol-Version": "2025-06-18"}, (400, -32020)),
+        ("server/discover", {}, {"MCP-Protocol-Version": None}, (400, -32020)),
         ("server/discover", {}, {"MCP-Protocol-Version": "2031-01-01"}, (400, -32020)),
         ("server/discover", {}, {"Mcp-Method": "tools/list"}, (400, -32020)),
         ("tasks/get", get, {"Mcp-Name": None}, (400, -32020)),
@@ -434,6 +434,10 @@ def refused(place: Place) -> None:
     for method, params, headers, said in table:
         reply = post(gateway, a.agent, method, params, headers=headers)
         assert error(reply) == said, (method, headers, reply.raw)
+    handshake = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {}}
+    older = a.agent.send(gateway.mcp_url, "POST", "", handshake)
+    assert error(older) == (400, -32022)
+    assert older.body["error"]["data"]["supported"] == ["2026-07-28"]
     undeclared = post(gateway, a.agent, "tasks/get", get, capabilities={})
     assert error(undeclared) == (400, -32021)
     assert undeclared.body["error"]["data"] == {

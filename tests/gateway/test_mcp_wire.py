@@ -9,6 +9,7 @@ from agentjobs.contract.calls import Answer, ResultPage
 from agentjobs.contract.problems import ProblemType
 from agentjobs.gateway.known import JobRecord, record_of
 from agentjobs.gateway.mcp import wire
+from agentjobs.gateway.mcp.listener import VERSION, VERSION_META, refusal_of_version
 from agentjobs.gateway.mcp.tools import definitions
 from agentjobs.gateway.mcp.wire import Abilities
 from agentjobs.gateway.problems import ProblemError, try_later
@@ -38,7 +39,12 @@ def a_question(key: str = "drop", kind: str = "elicitation", schema: Any = OK) -
     return InputRequest.from_json({"metadata": meta, "spec": spec})
 
 
-FAILED = {"code": "tool_error", "message": "exit code 3", "retryable": False, "ran": True}
+FAILED: dict[str, Any] = {
+    "code": "tool_error",
+    "message": "exit code 3",
+    "retryable": False,
+    "ran": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,11 @@ FAILED = {"code": "tool_error", "message": "exit code 3", "retryable": False, "r
         pytest.param({"state": "done", "finishedAt": stamp(60)}, "completed", id="done"),
         pytest.param(
             {"state": "failed", "finishedAt": stamp(60), "cause": FAILED}, "completed", id="failed"
+        ),
+        pytest.param(
+            {"state": "failed", "finishedAt": stamp(60), "cause": {**FAILED, "code": "internal"}},
+            "failed",
+            id="our fault",
         ),
         pytest.param({"state": "timed_out", "finishedAt": stamp(60)}, "completed", id="late"),
         pytest.param({"state": "cancelled", "finishedAt": stamp(60)}, "cancelled", id="stopped"),
@@ -165,6 +176,36 @@ def test_r_cause_the_result_of_a_tool_that_failed_is_an_error_with_its_cause() -
     assert result["isError"] is True
     assert result["content"][0]["text"] == "failed: tool_error: exit code 3"
     assert result["structuredContent"]["cause"]["code"] == "tool_error"
+
+
+def test_r_cause_a_call_that_never_got_to_its_tool_is_an_error_of_the_protocol() -> None:
+    cause = {**FAILED, "code": "admission_denied", "ran": False}
+    fault = wire.fault_of(a_record(state="failed", finishedAt=stamp(9), cause=cause))
+    assert fault is not None
+    assert (fault.code, fault.data["cause"]["code"]) == (-32603, "admission_denied")
+    assert wire.fault_of(a_record(state="failed", finishedAt=stamp(9), cause=FAILED)) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "params", "code"),
+    [
+        pytest.param("", {"_meta": {VERSION_META: VERSION}}, -32020, id="header forgotten"),
+        pytest.param("2025-06-18", {"_meta": {VERSION_META: VERSION}}, -32020, id="two versions"),
+        pytest.param(
+            "2025-06-18", {"_meta": {VERSION_META: "2025-06-18"}}, -32022, id="an old one"
+        ),
+        pytest.param("2025-06-18", {}, -32022, id="in a session"),
+        pytest.param("", {"protocolVersion": "2025-06-18"}, -32022, id="handshake"),
+        pytest.param("", None, -32022, id="nothing"),
+        pytest.param("", {"_meta": []}, -32022, id="nonsense"),
+    ],
+)
+def test_versions_that_are_not_spoken(header: str, params: Any, code: int) -> None:
+    error = refusal_of_version(header, params)
+    assert error["code"] == code
+    if code == -32022:
+        given = header or (params or {}).get("protocolVersion", "")
+        assert error["data"] == {"supported": [VERSION], "requested": given}
 
 
 def test_a_result_that_is_one_object_is_structured_and_a_long_one_goes_on() -> None:

@@ -238,6 +238,9 @@ class Calls:
         if not record.over:
             asks = "It asks something: answer over HTTP. " if self._open(record) else ""
             return wire.handle_result(record, asks + FOLLOW)
+        fault = wire.fault_of(record)
+        if fault:
+            raise fault
         return await self._result(visit, record)
 
     async def _follow_up(self, visit: Visit, call: ToolCall) -> Json:
@@ -437,6 +440,9 @@ class Calls:
 
     async def _detailed(self, visit: Visit, record: JobRecord) -> Json:
         task = self._task(visit, record)
+        fault = wire.fault_of(record) if task["status"] == "failed" else None
+        if fault:
+            task["error"] = {"code": fault.code, "message": fault.message, "data": fault.data}
         if task["status"] == "completed":
             task["result"] = {**await self._result(visit, record), "resultType": "complete"}
         return task

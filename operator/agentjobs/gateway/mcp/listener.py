@@ -17,7 +17,7 @@ from typing_extensions import override
 from agentjobs import codec
 from agentjobs.contract.problems import MEDIA_TYPE, ProblemType
 from agentjobs.domain.errors import AgentJobError
-from agentjobs.gateway.mcp.wire import UNSUPPORTED_VERSION, Json
+from agentjobs.gateway.mcp.wire import HEADER_MISMATCH, UNSUPPORTED_VERSION, Json
 from agentjobs.gateway.problems import ProblemError, try_later
 from agentjobs.gateway.reviews import Caller, Reviews
 
@@ -29,6 +29,7 @@ Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 
 VISITOR: Final = "agentjobs.visitor"
 VERSION: Final = "2026-07-28"
+VERSION_META: Final = "io.modelcontextprotocol/protocolVersion"
 OLDER: Final = re.compile(r"202[45]-\d\d-\d\d")
 """Versions that begin with a handshake and keep a session."""
 PATH: Final = re.compile(r"/mcp(?:/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?))?")
@@ -133,23 +134,36 @@ def _in_time(receive: Receive) -> Receive:
     return receive_in_time
 
 
-async def _refuse_version(requested: str, receive: Receive, send: Send) -> None:
+async def _refuse_version(header: str, receive: Receive, send: Send) -> None:
     """Tell a client of another version, or of none, which one is spoken here."""
     body = await _body(_in_time(receive))
     given = body if isinstance(body, dict) else {}
-    params = given.get("params")
-    asked = params.get("protocolVersion") if isinstance(params, dict) else None
     this = given.get("id")
     refusal = {
         "jsonrpc": "2.0",
         "id": this if isinstance(this, str | int) else None,
-        "error": {
-            "code": UNSUPPORTED_VERSION,
-            "message": f"Send MCP-Protocol-Version: {VERSION}",
-            "data": {"supported": [VERSION], "requested": requested or str(asked or "")[:64]},
-        },
+        "error": refusal_of_version(header, given.get("params")),
     }
     await _send(400, codec.dumps(refusal), {"Content-Type": "application/json"}, send)
+
+
+def refusal_of_version(header: str, params: Any) -> Json:
+    """The error for a request whose header names a version with handshakes, or none.
+
+    :param params: of the request: those of a handshake name a version, and so does `_meta`.
+    """
+    params = params if isinstance(params, dict) else {}
+    meta = params.get("_meta")
+    inside = meta.get(VERSION_META) if isinstance(meta, dict) else None
+    if inside is not None and inside != header:
+        message = "MCP-Protocol-Version must be the protocolVersion in _meta"
+        return {"code": HEADER_MISMATCH, "message": message}
+    requested = header or str(params.get("protocolVersion") or "")[:64]
+    return {
+        "code": UNSUPPORTED_VERSION,
+        "message": f"Send MCP-Protocol-Version: {VERSION}",
+        "data": {"supported": [VERSION], "requested": requested},
+    }
 
 
 async def _body(receive: Receive) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 
 from agentjobs.api.base import format_time
 from agentjobs.api.inputrequest import InputKind, InputRequest
-from agentjobs.api.names import State
-from agentjobs.contract.calls import Answer, JobStatus, ResultPage
+from agentjobs.api.names import CauseCode, State
+from agentjobs.contract.calls import Answer, Cause, JobStatus, ResultPage
 from agentjobs.domain.jobids import job_id
 from agentjobs.gateway.known import JobRecord
 from agentjobs.gateway.problems import ProblemError
@@ -32,6 +32,8 @@ SAMPLE: Final = "sampling/createMessage"
 ROOTS: Final = "roots/list"
 POLL_MS: Final = 2000
 """How often a client should ask for a task that it does not listen to."""
+FAULTS: Final = frozenset({CauseCode.INVALID_SPEC, CauseCode.ADMISSION_DENIED, CauseCode.INTERNAL})
+"""Causes that are ours or the platform's: the call could not be made."""
 SAMPLED_TOKENS: Final = 1024
 FREE_ANSWER: Final = "answer"
 """Field of the form where a tool's question says nothing of its answer."""
@@ -63,6 +65,16 @@ class Abilities:
         return cls(isinstance(extensions, Mapping) and TASKS in extensions, frozenset(asked))
 
 
+class WireError(Exception):
+    """An error of the protocol."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
 def task_of(record: JobRecord, questions: Sequence[InputRequest], client: Abilities) -> Json:
     """A job as a Task, without its result.
 
@@ -73,7 +85,7 @@ def task_of(record: JobRecord, questions: Sequence[InputRequest], client: Abilit
     requests = input_requests(questions, client) if live else {}
     told: Json = {
         "taskId": status.job_id,
-        "status": "input_required" if requests else _word(record.state),
+        "status": "input_required" if requests else _word(record.state, status.cause),
         "createdAt": format_time(status.created_at),
         "lastUpdatedAt": format_time(_last_change(status, questions)),
         "ttlMs": _ttl(record, status),
@@ -98,10 +110,12 @@ def status_of(record: JobRecord) -> JobStatus:
     return JobStatus.model_validate_json(record.body)
 
 
-def _word(state: State) -> str:
+def _word(state: State, cause: Cause | None) -> str:
     if state in WORKING:
         return "working"
     # A tool that ran and failed is a completed call whose result is an error.
+    if cause and cause.code in FAULTS:
+        return "failed"
     return "cancelled" if state is State.CANCELLED else "completed"
 
 
@@ -135,6 +149,14 @@ def _message(status: JobStatus, unasked: int) -> str:
 
 
 # --- results
+
+
+def fault_of(record: JobRecord) -> WireError | None:
+    """The error of a call that never got as far as its tool; None for all others."""
+    status = status_of(record)
+    if not status.cause or status.cause.code not in FAULTS:
+        return None
+    return WireError(INTERNAL_ERROR, _message(status, 0), _json(record))
 
 
 def result_of(record: JobRecord, page: ResultPage | None) -> Json:
@@ -221,16 +243,6 @@ def _object(text: str) -> Json | None:
 
 
 # --- errors
-
-
-class WireError(Exception):
-    """An error of the protocol."""
-
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.data = data
 
 
 def error_of(problem: ProblemError) -> WireError:
