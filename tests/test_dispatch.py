@@ -1,6 +1,8 @@
 """Sending events to a real receiver on this machine (R-CALLBACK)."""
 
 import asyncio
+import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -186,3 +188,41 @@ async def test_an_event_is_not_submitted_twice() -> None:
         dispatcher.settle("key", ["e"])
         assert dispatcher.outcomes("key") == {}
         await dispatcher.close()
+
+
+async def test_r_callback_second_try_is_fresh_and_so_is_the_third(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who refuses old timestamps takes each try: the event is the same, the time its own."""
+    got: list[Request] = []
+    codes = [500, 500, 204]
+
+    async def handler(request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        got.append(Request(0, headers, await request.read()))
+        return web.Response(status=codes[len(got) - 1])
+
+    start = 1_777_636_800
+    async with receiving(handler) as url:
+        for seconds in (0, 2, 402):
+            monkeypatch.setattr(dispatch.time, "time", lambda at=start + seconds: float(at))
+            await sent(url)
+    assert [int(each.headers["webhook-timestamp"]) - start for each in got] == [0, 2, 402]
+    assert len({each.id for each in got}) == len({each.body for each in got}) == 1
+    for each in got:
+        each.verify(SIGNER.public()["ed25519"])
+
+
+async def test_r_callback_who_was_told_and_who_must_not_be_is_audited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="agentjobs.audit")
+    async with receiving(answering(204)) as url:
+        await sent(f"{url}?token=s3cret")
+        await sent(url, Destinations())
+    async with receiving(answering(500)) as url:
+        await sent(url)
+    lines = [json.loads(r.message) for r in caplog.records if r.name == "agentjobs.audit"]
+    assert [each["outcome"] for each in lines] == ["taken", "denied"]
+    assert lines[0]["namespace"] == "team-a"
+    assert "s3cret" not in str(lines)

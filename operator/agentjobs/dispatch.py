@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -24,12 +25,15 @@ from agentjobs.metrics import Metrics
 from agentjobs.signing import Signer
 
 log = logging.getLogger(__name__)
+audit = logging.getLogger("agentjobs.audit")
+audit.setLevel(logging.INFO)
 K = TypeVar("K", bound=Hashable)
 NOT_ALLOWED = "the receiver's address is not an allowed destination"
 CONNECT_SECONDS = 5
 """For the look-up of the name, too."""
 HEADERS_SECONDS = 10
 """From the beginning of a try until the headers of its answer are there, however they drip."""
+AUDITED = frozenset({"taken", "gone", "denied"})
 PROMPT_SECONDS = 0.25
 """What takes longer does not keep others waiting; receivers answer within some milliseconds."""
 READ_BYTES = 16 * 1024
@@ -158,10 +162,12 @@ class Dispatcher(Generic[K]):
 
     def _end(self, event_id: str, outcome: Outcome) -> None:
         """Keep what came of an event for the next pass over its AgentJob, and ask for that."""
-        key, _ = self._letters.pop(event_id)
+        key, letter = self._letters.pop(event_id)
         self._outcomes.setdefault(key, {})[event_id] = outcome
-        denied = outcome.error == NOT_ALLOWED
-        self._metrics.deliveries.labels("denied" if denied else outcome.reply.value).inc()
+        came_of_it = "denied" if outcome.error == NOT_ALLOWED else outcome.reply.value
+        self._metrics.deliveries.labels(came_of_it).inc()
+        if came_of_it in AUDITED:
+            _record(letter, came_of_it)
         if outcome.reply is not Reply.TAKEN:
             log.info("event %s was not delivered: %s", event_id, outcome.error)
         self._tell(key)
@@ -260,6 +266,18 @@ class _CheckedResolver(AbstractResolver):
     @override
     async def close(self) -> None:
         await self._resolver.close()
+
+
+def _record(letter: Letter, outcome: str) -> None:
+    """Write down who was told, or was not to be; of the URL only the host, which is no secret."""
+    told = {
+        "action": "deliver",
+        "event": letter.id,
+        "namespace": letter.namespace,
+        "destination": _target(letter).host,
+        "outcome": outcome,
+    }
+    audit.info("%s", json.dumps(told), extra={"audit": told})
 
 
 def _target(letter: Letter) -> Target:
