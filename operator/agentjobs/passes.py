@@ -424,7 +424,7 @@ class Passes:
         retires = isinstance(action, RetireJob)
         if isinstance(action, RetireJob):
             body["metadata"]["resourceVersion"] = action.version
-            body["metadata"]["annotations"] = {ANNOTATION_RETIRED: "true"}
+            body["metadata"]["annotations"] = {ANNOTATION_RETIRED: action.why}
             body["spec"]["parallelism"] = 0
         try:
             answer = await self._kube.patch(JOBS, key.namespace, action.name, body)

@@ -157,6 +157,47 @@ def evicted_by_a_queue(place: Place) -> None:
     ]
 
 
+@scenario("R-ATTEMPT R-STATE-DERIVED a job that is suspended before it began waits, then goes on")
+def held_back_before_it_began(place: Place) -> None:
+    for name in ("held", "held-stopped", "held-late"):
+        place.create(name, deadlineSeconds=8 if name == "held-late" else 600)
+        first = place.until_pod(name)
+        place.patch(name, {"spec": {"suspend": True}}).object()
+        place.until_gone("Pod", first["metadata"]["name"])
+        place.until_waiting(name, "suspended")
+    place.stop("held-stopped")
+    ends = {name: place.until_over(name) for name in ("held-stopped", "held-late")}
+    assert [end["state"] for end in ends.values()] == ["cancelled", "timed_out"]
+    assert [end["cause"]["ran"] for end in ends.values()] == [False, False]
+    deadline = place.status("held")["deadlineAt"]
+    place.patch("held", {"spec": {"suspend": False}}).object()
+    place.kubelet.run(until_attempt(place, "held", 2))
+    status = place.until_over("held")
+    assert (status["state"], status["deadlineAt"]) == ("done", deadline)
+    assert [each.get("cause") for each in status["attempts"]] == ["preempted", None]
+    assert place.states("held") == ["queued", "running", "done"]
+
+
+@scenario("R-ATTEMPT a tool that may be repeated is ended by a suspension, and begins again later")
+def held_back_while_it_ran(place: Place) -> None:
+    place.tool("patient", idempotent=True)
+    place.create("pausing", toolRef={"kind": "AgentTool", "name": "patient"})
+    first = place.until_running("pausing")["pausing"]
+    place.kubelet.when_asked_to_end(first, 143, after=1)
+    place.patch("pausing", {"spec": {"suspend": True}}).object()
+    place.until_waiting("pausing", "suspended")
+    place.until_gone("Pod", first["metadata"]["name"])
+    settle()
+    assert len(place.jobs("pausing")) == 1
+    place.patch("pausing", {"spec": {"suspend": False}}).object()
+    place.kubelet.run(until_attempt(place, "pausing", 2))
+    status = place.until_over("pausing")
+    assert status["state"] == "done"
+    assert [each.get("cause") for each in status["attempts"]] == ["preempted", None]
+    spans = lives(place.pods("pausing"))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
 def _suspend(place: Place, job_name: str, *, on: bool) -> None:
     answer = place.api.patch("Job", place.namespace, job_name, {"spec": {"suspend": on}})
     assert answer.code in {200, 404}, answer.message  # gone: so much the better

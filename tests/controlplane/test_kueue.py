@@ -278,6 +278,34 @@ def test_rule_r_attempt_what_is_deactivated_while_it_runs_has_been_preempted(
     assert len(place.pods("switched-off")) == 1
 
 
+@pytest.mark.parametrize("admitted", [False, True], ids=["in line", "admitted"])
+def test_rule_r_attempt_a_job_that_is_suspended_leaves_its_queue_and_joins_it_again(
+    place: Place, queues: Kueue, queue: str, *, admitted: bool
+) -> None:
+    name = f"leaves-{admitted}".lower()
+    if not admitted:
+        drain(queues, queue)
+    create(place, name, queue)
+    if admitted:
+        place.until_pod(name)
+    else:
+        until_queued(place, name, queue)
+    place.patch(name, {"spec": {"suspend": True}}).object()
+    place.until_waiting(name, "suspended")
+    reopen(queues, queue)
+    until_free(queues, place, name)
+    create(place, f"{name}-next", queue)
+    place.kubelet.run(place.until_pod(f"{name}-next"))
+    place.patch(name, {"spec": {"suspend": False}}).object()
+    second = place.record.until("second Job", lambda: place.live_job(f"{name}-2"))
+    assert second["metadata"]["labels"][QUEUE] == queue
+    pods = place.record.until("its pod", lambda: place.record.children(second["metadata"]["uid"]))
+    place.kubelet.run(next(pod for pod in pods if pod["kind"] == "Pod"))
+    status = place.until_over(name)
+    assert status["state"] == "done"
+    assert [each.get("cause") for each in status["attempts"]] == ["preempted", None]
+
+
 def test_rule_r_stop_while_it_waits_in_a_queue(place: Place, queues: Kueue, queue: str) -> None:
     create(place, "holder", queue)
     pod = place.until_running("holder")["holder"]

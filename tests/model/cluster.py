@@ -102,6 +102,15 @@ class Cluster:
         if self.server.get(AGENTJOBS, NAMESPACE, name)["spec"].get("suspend"):
             self.server.patch(AGENTJOBS, NAMESPACE, name, {"spec": {"suspend": False}})
 
+    def hold_back(self, name: str) -> bool:
+        """Suspend an AgentJob, where the API server allows that; return whether it was done."""
+        found = self.server.get(AGENTJOBS, NAMESPACE, name)
+        tool = found["status"].get("tool") or {}
+        allowed = "startedAt" not in found["status"] or tool.get("repeatable", False)
+        if allowed and not found["spec"].get("suspend"):
+            self.server.patch(AGENTJOBS, NAMESPACE, name, {"spec": {"suspend": True}})
+        return bool(allowed)
+
     # --- a queue, as Kueue is one
 
     def queued(self) -> list[Json]:

@@ -41,6 +41,7 @@ FAULTS = (
     "questions withdrawn",
     "disruptions",
     "decisions of a queue",
+    "jobs held back",
     "places given again too early",
     "attempts after the first",
     "jobs that began more than once",

@@ -13,6 +13,7 @@ from agentjobs.api.agentjob import AgentJob, AgentJobStatus, Attempt, DeliverySt
 from agentjobs.api.names import (
     ANNOTATION_PLACEHOLDER,
     ANNOTATION_RETIRED,
+    RETIRED_BY_QUEUE,
     CauseCode,
     EventType,
     Evidence,
@@ -23,6 +24,7 @@ from agentjobs.domain.callbacks import DELETION_PATIENCE
 from agentjobs.domain.mergepatch import merge_patch
 from agentjobs.domain.observed import Policy
 from agentjobs.domain.retries import GROUP_OF
+from agentjobs.domain.status import repeatable
 from agentjobs.domain.verdict import OOM_KILLED
 from agentjobs.kube import AGENTJOBS, AGENTTOOLS, INPUTREQUESTS, JOBS, LEASES, NODES, PODS
 from tests.model.apiserver import TERMINAL, ApiServer, Event, Json
@@ -120,6 +122,8 @@ class Truth:
         self.placed_again: set[str] = set()
         """uids of Jobs that a queue gave another place after their tool had begun, before an
         operator could know it: the tool begins again, and nothing could prevent it."""
+        self.held_back: set[str] = set()
+        """uids of Jobs that were ended because their AgentJob was suspended."""
         self.closed: Counter[str] = Counter()
         """How questions were closed."""
         self.exceeded = 0
@@ -163,7 +167,8 @@ class Truth:
             raise RuleBroken(f"R-ATTEMPT: the tool of {life.uid} begins again in {container.job}")
         if others and not self._may_run_beside(life, others):
             raise RuleBroken(f"R-ATTEMPT: two pods of {life.uid} run at once")
-        if life.job and len(life.starts) > _retry(life.job).max_attempts:
+        counted = [uid for uid in life.starts if not self._held_back(life, uid)]
+        if life.job and len(counted) > _retry(life.job).max_attempts:
             raise RuleBroken(f"R-ATTEMPT: {life.uid} begins more often than it may")
         if (life.end or life.gone) and not life.lost:
             raise RuleBroken(f"R-DEAD: the tool of {life.uid} begins though its job is over")
@@ -177,12 +182,15 @@ class Truth:
     def _running(self, life: Life) -> list[str]:
         return [uid for uid, c in self.containers.items() if c.owner == life.uid and c.running]
 
+    def _held_back(self, life: Life, job_uid: str) -> bool:
+        """Whether a tool that may be repeated was ended because its AgentJob was suspended."""
+        return job_uid in self.held_back and life.job is not None and repeatable(life.job.status)
+
     def _may_run_beside(self, life: Life, others: list[str]) -> bool:
         """Whether a tool that may be repeated runs on only where nobody can end it any more."""
-        tool = life.job.status.tool if life.job else None
-        repeatable = tool is not None and bool(tool.repeatable)
+        forgiving = life.job is not None and repeatable(life.job.status)
         placed_again = all(self.containers[uid].job in self.placed_again for uid in others)
-        return (repeatable or placed_again) and all(self._given_up(uid) for uid in others)
+        return (forgiving or placed_again) and all(self._given_up(uid) for uid in others)
 
     @staticmethod
     def _is_on_record_as_over(life: Life, container: Container) -> bool:
@@ -306,7 +314,10 @@ class Truth:
         if old is None:
             self._observe_new_job(body)
         elif _is_retired(body) and not _is_retired(old):
-            self._check_retirement(old)
+            if body["metadata"]["annotations"][ANNOTATION_RETIRED] != RETIRED_BY_QUEUE:
+                self.held_back.add(body["metadata"]["uid"])
+            else:
+                self._check_retirement(old)
 
     def _observe_pod(self, event: Event, old: Json | None) -> None:
         if old is None:
@@ -372,7 +383,8 @@ class Truth:
         if group is None:
             raise RuleBroken(f"R-ATTEMPT: {life.uid} claims an attempt after {last.cause}")
         began = [c for c in self._of(life, last.job_name) if c.began]
-        if began and group not in retry.causes:
+        held_back = last.job_uid and self._held_back(life, last.job_uid)
+        if began and group not in retry.causes and not held_back:
             raise RuleBroken(f"R-ATTEMPT: {life.uid} may not be repeated after {last.cause}")
         if last.cause is CauseCode.OOM_KILLED and not any(c.reason == OOM_KILLED for c in began):
             raise RuleBroken(f"R-CAUSE: {life.uid} was oom_killed, which nothing shows")

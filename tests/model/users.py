@@ -54,13 +54,19 @@ class Users(Stage):
             if number < 3:
                 self.cluster.stop(NAMES[name])
             elif number < 4:
-                self.cluster.let_begin(NAMES[name])
+                self._suspend_or_resume(NAMES[name])
             elif number < 7:
                 self.server.delete(AGENTJOBS, NAMESPACE, NAMES[name])
             elif number < 8:
                 self.cluster.lower_deadline(NAMES[name], 15)
             else:
                 self._by_hand(number - 8, name)
+
+    def _suspend_or_resume(self, name: str) -> None:
+        if self.server.get(AGENTJOBS, NAMESPACE, name)["spec"].get("suspend"):
+            self.cluster.let_begin(name)
+        elif self.cluster.hold_back(name):
+            self.counts["jobs held back"] += 1
 
     @rule(number=some, kind=st.integers(0, 5))
     def a_tool_asks_or_is_answered(self, number: int, kind: int) -> None:

@@ -211,7 +211,9 @@ class AgentJobSpec(Model):
     stop: Stop | None = None
     """Set it to end the job. It cannot be taken back."""
     suspend: bool | None = None
-    """True holds the job back. It cannot be set once a tool that may not be repeated has begun."""
+    """True holds the job back, false lets it go on. What its attempt had made is ended, and another
+    attempt follows when it goes on. It cannot be set once a tool that may not be repeated has
+    begun."""
     queue_name: ResourceName | None = None
     """Kueue LocalQueue that admits the job."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_DURATION_SECONDS)] | None = None

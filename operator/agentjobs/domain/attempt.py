@@ -10,6 +10,9 @@ from agentjobs.api.agentjob import (
     ResultSource,
 )
 from agentjobs.api.names import (
+    RETIRED_BY_QUEUE,
+    RETIRED_SUSPENDED,
+    RETIRED_UNBEGUN,
     CauseCode,
     ConditionType,
     Evidence,
@@ -27,6 +30,7 @@ from agentjobs.domain.ending import (
     ending_due,
     expire,
     is_over,
+    is_to_be_held_back,
     lingering_until,
     loses_its_place,
     pending_deadline,
@@ -34,7 +38,7 @@ from agentjobs.domain.ending import (
 )
 from agentjobs.domain.errors import InvalidSpecError
 from agentjobs.domain.finish import begun_at, end, end_unstarted
-from agentjobs.domain.gates import no_slot
+from agentjobs.domain.gates import no_slot, suspended
 from agentjobs.domain.job import desired_job, placeholder_job
 from agentjobs.domain.keeping import to_be_heard, with_said
 from agentjobs.domain.mirror import (
@@ -89,7 +93,8 @@ def during(seen: Observed, attempt: Attempt) -> Plan:
     if over:
         return _over(seen, attempt, child)
     status = _mirrored(seen, child, due)
-    retire = (_retire(child),) if loses_its_place(seen, child) else ()
+    taken = loses_its_place(seen, child) or is_to_be_held_back(seen, child)
+    retire = (_retire(seen, child),) if taken else ()
     if due or retire:
         actions = (*retire, *(end_pods(seen, child) if due else ()))
         wake = seen.pods_lost_at if due else deadline(seen)
@@ -114,7 +119,7 @@ def _over(seen: Observed, attempt: Attempt, child: JobView) -> Plan:
     """End an attempt of which nothing can run any more."""
     if can_be_resumed(seen, child):
         # Before the end is written: a crash in between must not leave a tool that begins again.
-        return Plan(actions=(_retire(child),))
+        return Plan(actions=(_retire(seen, child),))
     if child.retired and not seen.pods_listed:
         return Plan(need=ReadPods())
     unheard = to_be_heard(seen)
@@ -125,8 +130,13 @@ def _over(seen: Observed, attempt: Attempt, child: JobView) -> Plan:
     return try_again(seen, attempt, verdict) or end(seen, verdict, ending)
 
 
-def _retire(child: JobView) -> RetireJob:
-    return RetireJob(child.name, child.uid, child.version)
+def _retire(seen: Observed, child: JobView) -> RetireJob:
+    why = RETIRED_BY_QUEUE
+    if child.held_back or is_to_be_held_back(seen, child):
+        nothing_yet = child.suspended and child.halted and not (child.retired or seen.pods)
+        unbegun = child.unbegun or (nothing_yet and not _may_have_begun(seen))
+        why = RETIRED_UNBEGUN if unbegun else RETIRED_SUSPENDED
+    return RetireJob(child.name, child.uid, child.version, why)
 
 
 def _counts_unseen_pods(seen: Observed, child: JobView) -> bool:
@@ -242,6 +252,10 @@ def _create_again(seen: Observed, attempt: Attempt) -> Plan:
     except InvalidSpecError as error:
         status = seen.job.status.model_copy(update={"ending": invalid(seen, error)})
         return _take_name(seen, status, attempt.job_name)
+    held = suspended(seen, accepted)
+    if held:
+        status = seen.job.status.model_copy(update={"waiting": held.waiting})
+        return mirror(seen, status, requeue_at=deadline(seen))
     waiting = no_slot(seen) if attempt.number == 1 else None
     if waiting:
         # A former leader's claim, which came when its slot had been given to another.
@@ -280,7 +294,8 @@ def _judge(seen: Observed, child: JobView, ending: Ending | None) -> Verdict:
         verdict = judge_pod((own or began)[-1], ending, linger=linger, handed_in=_handed_in(seen))
         return preempted(verdict, child) if taken_back else verdict
     if taken_back:
-        return preempted_unseen(child)
+        watched = child.held_back and seen.child_seen and not _may_have_begun(seen)
+        return preempted_unseen(child, ran=not (child.unbegun or watched))
     if ending and not child.over:
         return judge_pod(began[-1], ending, linger=linger) if began else ended_unseen(ending)
     return judge_job(child, seen.pods, ending, linger=linger)

@@ -10,6 +10,8 @@ from agentjobs.api.names import (
     ANNOTATION_RETIRED,
     API_VERSION,
     LABEL_QUEUE,
+    RETIRED_SUSPENDED,
+    RETIRED_UNBEGUN,
 )
 from agentjobs.domain.pods import controller_uid, parse_time
 
@@ -37,6 +39,10 @@ class JobView:
     """The Job controller makes no pod any more: it took note of the suspension, or gave up."""
     retired: bool = False
     """We have seen to it that it makes no pod, whoever resumes it."""
+    held_back: bool = False
+    """It is retired because its AgentJob was suspended."""
+    unbegun: bool = False
+    """When it was held back it had no pod, and no queue had let it make one."""
     single: bool = True
     """One pod, once: no replacement can follow."""
     completions: int | None = 1
@@ -73,6 +79,8 @@ class JobView:
             halted="FailureTarget" in conditions
             or (bool(spec.get("suspend")) and "Suspended" in conditions),
             retired=is_retired(meta, spec),
+            held_back=_held_back(meta, spec),
+            unbegun=_held_back(meta, spec) and _retired_by(meta) == RETIRED_UNBEGUN,
             single=is_single(spec) or is_retired(meta, spec),
             completions=spec.get("completions"),
             active=status.get("active") or 0,
@@ -117,8 +125,17 @@ def is_single(spec: Mapping[str, Any]) -> bool:
 
 
 def is_retired(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    """Whether we have kept a Job from making pods. Only a single one is ever retired."""
-    return ANNOTATION_RETIRED in (meta.get("annotations") or {}) and spec.get("parallelism") == 0
+    """Whether we have kept a Job from making pods."""
+    return _retired_by(meta) is not None and spec.get("parallelism") == 0
+
+
+def _held_back(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    return is_retired(meta, spec) and _retired_by(meta) in {RETIRED_SUSPENDED, RETIRED_UNBEGUN}
+
+
+def _retired_by(meta: Mapping[str, Any]) -> str | None:
+    why: str | None = (meta.get("annotations") or {}).get(ANNOTATION_RETIRED)
+    return why
 
 
 def agentjob_uid(meta: Mapping[str, Any]) -> str:

@@ -137,6 +137,16 @@ def loses_its_place(seen: Observed, child: JobView) -> bool:
     return child.suspended or (goes and not child.active)
 
 
+def is_to_be_held_back(seen: Observed, child: JobView) -> bool:
+    """Whether its AgentJob was suspended after the Job was made, and may begin anew later.
+
+    A tool that has begun and may not be repeated runs on: who suspended its job was too late.
+    """
+    if not seen.job.spec.suspend or child.retired or child.over or child.deleting:
+        return False
+    return not child.placeholder and (not started(seen) or st.repeatable(seen.job.status))
+
+
 def _is_held(child: JobView) -> bool:
     """Whether a queue decides if the Job makes another pod."""
     counted = child.over or child.succeeded or child.failed

@@ -6,7 +6,7 @@ from typing import Any
 
 from agentjobs.api.agentjob import AgentJobStatus
 from agentjobs.api.inputrequest import Outcome
-from agentjobs.api.names import Reason
+from agentjobs.api.names import RETIRED_BY_QUEUE, Reason
 from agentjobs.domain.observed import Need
 
 
@@ -32,6 +32,8 @@ class RetireJob:
     name: str
     uid: str
     version: str
+    why: str = RETIRED_BY_QUEUE
+    """RETIRED_BY_QUEUE, RETIRED_SUSPENDED or RETIRED_UNBEGUN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,12 @@ ONE_ATTEMPT = Retry()
 def try_again(seen: Observed, attempt: Attempt, verdict: Verdict) -> Plan | None:
     """Record the end of an attempt that another one follows; None where this was the last."""
     cause = verdict.cause
-    if cause is None or not _allowed(seen, attempt, cause) or seen.now >= deadline(seen):
+    if cause is None or attempt.number >= MAX_ATTEMPTS:
+        return None
+    # Who held it back and stops it now, or lets its deadline pass, is told so by what follows.
+    if not _was_held_back(seen, cause) and (
+        not _allowed(seen, cause) or seen.now >= deadline(seen)
+    ):
         return None
     status = with_attempt_ended(seen, seen.job.status, verdict)
     number = attempt.number + 1
@@ -91,12 +96,19 @@ def _next(seen: Observed, ended: Attempt) -> Plan:
     return claim(seen, accepted, seen.job.status)
 
 
-def _allowed(seen: Observed, attempt: Attempt, cause: Cause) -> bool:
+def _was_held_back(seen: Observed, cause: Cause) -> bool:
+    """Whether it was ended for somebody who wants it later, and may be begun again then."""
+    if cause.code is not CauseCode.PREEMPTED or not (seen.child and seen.child.held_back):
+        return False
+    return not cause.ran or st.repeatable(seen.job.status)
+
+
+def _allowed(seen: Observed, cause: Cause) -> bool:
     """Whether the job's own rule lets another attempt follow this end."""
     status = seen.job.status
     asked = seen.job.spec.stop or seen.job.metadata.deletion_timestamp or status.ending
     group = GROUP_OF.get(cause.code)
-    if asked or group is None or attempt.number >= MAX_ATTEMPTS:
+    if asked or group is None:
         return False
     if group is RetryCause.DISRUPTION and not cause.retryable:
         # Evicted for a limit that the tool broke itself: it would break it again.
@@ -104,7 +116,7 @@ def _allowed(seen: Observed, attempt: Attempt, cause: Cause) -> bool:
     if group is RetryCause.DISRUPTION and not cause.ran:
         # It never began, so it waits again, whatever the rule.
         return True
-    if cause.evidence is Evidence.LOST and not (status.tool and status.tool.repeatable):
+    if cause.evidence is Evidence.LOST and not st.repeatable(status):
         # It may still run somewhere; two at once are for tools that do not mind.
         return False
     retry = (status.effective and status.effective.retry) or ONE_ATTEMPT

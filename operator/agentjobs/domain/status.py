@@ -90,6 +90,11 @@ def has_begun(attempt: Attempt) -> bool:
     return bool(attempt.ran) or attempt.started_at is not None
 
 
+def repeatable(status: AgentJobStatus) -> bool:
+    """Whether the tool says that it does not mind to be begun again."""
+    return status.tool is not None and status.tool.repeatable
+
+
 def with_attempt(status: AgentJobStatus, **changes: Any) -> AgentJobStatus:
     """Change the current attempt."""
     current = current_attempt(status)

@@ -171,20 +171,33 @@ def ended_unseen(ending: Ending) -> Verdict:
 
 
 def preempted(verdict: Verdict, job: JobView) -> Verdict:
-    """Say who deleted the pod of a Job that its queue has suspended again."""
+    """Say who had the pod of a retired Job deleted."""
     if verdict.cause is None or verdict.cause.code is not CauseCode.DELETED_EXTERNALLY:
         return verdict
-    message = f"Job {job.name} lost its place: its queue suspended it and its pod was ended"
+    message = f"{_taken_back(job)} and its pod was ended"
     changes = {"code": CauseCode.PREEMPTED, "message": message, "retryable": True}
     return replace(verdict, cause=verdict.cause.model_copy(update=changes))
 
 
-def preempted_unseen(job: JobView) -> Verdict:
-    """Judge a Job that lost its place after its tool had begun, and nobody saw how that ended."""
-    message = f"Job {job.name} lost its place: its queue suspended it and its pod is gone"
-    verdict = _lost(State.FAILED, CauseCode.PREEMPTED, message, None)
-    cause = verdict.cause.model_copy(update={"retryable": True}) if verdict.cause else None
-    return replace(verdict, cause=cause)
+def preempted_unseen(job: JobView, *, ran: bool) -> Verdict:
+    """Judge a retired Job of which no pod is left.
+
+    :param ran: its tool may have begun, and nobody saw how that ended.
+    """
+    if not ran:
+        cause = _cause(CauseCode.PREEMPTED, _taken_back(job), None, ran=False, retryable=True)
+        return Verdict(State.FAILED, cause, None)
+    verdict = _lost(
+        State.FAILED, CauseCode.PREEMPTED, f"{_taken_back(job)} and its pod is gone", None
+    )
+    lost = verdict.cause.model_copy(update={"retryable": True}) if verdict.cause else None
+    return replace(verdict, cause=lost)
+
+
+def _taken_back(job: JobView) -> str:
+    if job.held_back:
+        return f"Job {job.name} was suspended on request"
+    return f"Job {job.name} lost its place: its queue suspended it"
 
 
 def vanished(job_name: str, pods: Sequence[PodView], *, ran: bool) -> Verdict:

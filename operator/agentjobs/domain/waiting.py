@@ -45,6 +45,9 @@ def hopeless(seen: Observed) -> Hopeless | None:
 
 def waiting_for(seen: Observed, child: JobView) -> Waiting:
     """Say what a claimed attempt that does not run yet waits for."""
+    if child.held_back:
+        message = f"spec.suspend was set; Job {child.name} is ended, and another may follow"
+        return Waiting(code=WaitingCode.SUSPENDED, message=message)
     if child.suspended and child.queued:
         message = (
             f"Job {child.name} waits in LocalQueue {child.queue} to be admitted by Kueue; "
