@@ -42,6 +42,7 @@ def late_dependents(place: Place) -> None:
         if number == BURST // 2:
             place.kubelet.finish(pod, 3)
     ended = place.until_over("bad")
+    assert (ended["cause"]["code"], ended["cause"]["exitCode"]) == ("tool_error", 3)
     for name in DEPENDENTS[BURST:]:
         place.create(name, dependsOn=needs("bad"), deadlineSeconds=600, **callback)
     for name in DEPENDENTS:
@@ -88,6 +89,9 @@ def ring(place: Place) -> None:
         assert took <= 10 + LOADED
     assert status["d"]["state"] == "timed_out"
     assert (causes["d"]["code"], causes["d"]["ran"]) == ("deadline_exceeded", False)
+    assert "not-there-yet, which does not exist" in causes["d"]["message"]
+    late = moment(status["d"]["finishedAt"]) - moment(status["d"]["deadlineAt"])
+    assert 0 <= late.total_seconds() <= 1 + LOADED
     kinds = {"a": "job_completed", "b": "job_completed", "c": "job_completed", "d": "job_timed_out"}
     for name, kind in kinds.items():
         assert owed(place, name) == [kind]
@@ -112,6 +116,22 @@ def deleted_dependency(place: Place) -> None:
     assert place.until_over("strict")["cause"]["code"] == "dependency_failed"
     assert place.until_pod("lenient")
     place.until_gone("AgentJob", "first")
+
+
+@scenario("R-DEPENDS R-TTL a job is not collected before all who wait for it have seen its end")
+def kept_for_its_dependents(place: Place) -> None:
+    place.create("early", ttlSecondsAfterFinished=0)
+    place.create("slow")
+    place.create("of-both", dependsOn=needs("early", "slow"))
+    place.kubelet.run(place.until_pod("early"))
+    place.until_over("early")
+    _pass_the_second(place.status("early")["finishedAt"])
+    slow = place.until_running("slow")["slow"]
+    assert place.job("early"), "its end is still to be seen"
+    place.kubelet.finish(slow)
+    place.kubelet.run(place.until_pod("of-both"))
+    assert place.until_over("of-both")["state"] == "done"
+    place.until_gone("AgentJob", "early")
 
 
 @pytest.mark.parametrize("scenario", told_in(__name__), ids=str)
