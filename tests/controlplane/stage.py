@@ -299,10 +299,15 @@ class Stage:
             return self._replicas
 
     @cached_property
+    def mcp_proxy(self) -> FaultyProxy:
+        """What the second replica that serves MCP speaks through."""
+        return self.gateway_proxy("mcp-2")
+
+    @cached_property
     def _mcp_replicas(self) -> tuple[GatewayProcess, GatewayProcess]:
         settings = {"MCP": "true", "MCP_SYNC_SECONDS": 2}
         first = self.gateway("mcp-1", wait=False, settings=settings)
-        second = self.gateway("mcp-2", wait=False, settings=settings)
+        second = self.gateway("mcp-2", through=self.mcp_proxy, wait=False, settings=settings)
         for each in (first, second):
             each.wait_until_ready()
         return first, second

@@ -1,11 +1,14 @@
 """MCP over two replicas of the gateway, spoken by the SDK's own client (2026-07-28)."""
 
 import asyncio
+import http.client
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import mcp_types as types
 import pytest
@@ -37,6 +40,7 @@ from tests.controlplane.tenants import (
     use,
     wait_until,
 )
+from tests.faulty_proxy import Fault
 from tests.gateway_process import Agent
 
 pytestmark = pytest.mark.controlplane
@@ -267,6 +271,38 @@ def repeated(place: Place) -> None:
     params["arguments"] = {}
     one, two = call(0), call(0)
     assert len({this, one, two}) == len(town.tenant.agentjobs()) == 3
+
+
+@scenario("R-KEY who hangs up during a start has started it all the same", own=True)
+def hangs_up(place: Place) -> None:
+    town = Town(place, served=False)
+    proxy, gateway, agent = place.stage.mcp_proxy, town.replicas[1], town.a.agent
+    creates = f"/namespaces/{place.namespace}/agentjobs"
+    broken = threading.Event()
+    broken.set()
+
+    def choose(method: str, path: str) -> Fault:
+        fails = broken.is_set() and method == "POST" and creates in path
+        return Fault.BROKEN if fails else Fault.NONE
+
+    def tries() -> int:
+        return sum(each.method == "POST" and creates in each.path for each in proxy.passed)
+
+    proxy.choose = choose
+    params = {"name": "asker", "arguments": {"idempotency_key": "k-1"}}
+    body, headers = mcp_client.wire_form(agent, "tools/call", params, None, None)
+    address = urlsplit(gateway.mcp_url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+    connection.request("POST", address.path, json.dumps(body), headers)
+    wait_until("a try to create it", tries)
+    connection.close()
+    before = tries()
+    wait_until("further tries", lambda: tries() >= before + 2)
+    broken.clear()
+    wait_until("the job", town.tenant.agentjobs)
+    again = post(gateway, agent, "tools/call", params).body["result"]
+    (made,) = town.tenant.agentjobs()
+    assert name_of(again["taskId"]) == made["metadata"]["name"]
 
 
 @scenario("R-AUTH R-POLICY-INPUT another's task looks like one that never was", own=True)
