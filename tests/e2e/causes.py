@@ -288,7 +288,7 @@ CASES = (
         "dependency-fails",
         C.DEPENDENCY_FAILED,
         "it depends on the success of a job that fails",
-        "AgentJob init-fails did not succeed, and this job depends on it",
+        "AgentJob init-fails is failed, and this job needs it done",
         ran=False,
     ),
     Case(

@@ -1,17 +1,20 @@
 """The operator's rights, compared with the requests that the API server has recorded of it."""
 
+import base64
 import json
+import secrets
 import time
 from typing import Any
 
 import pytest
 
+from agentjobs.signing import SECRET
 from tests import audit
 from tests.chart import Document, render, rights
 from tests.cluster.binaries import binary
 from tests.cluster.local import LocalCluster
 from tests.controlplane.installed import OPERATOR
-from tests.e2e.installed import DEPLOYMENT
+from tests.e2e.installed import DEPLOYMENT, NAMESPACE
 from tests.e2e.platform import BUSYBOX, Platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180, func_only=True)]
@@ -97,9 +100,9 @@ def used(platform: Platform) -> set[tuple[str, str, str]]:
     here.wait_for_all(["of-own", "of-wide", "of-none", "of-none-wide", "stopped", "held"])
     wait_until_refused(full)
     here.kubectl("wait", "--for=delete", "agentjob/goes", "--timeout=60s")
-    # A watch is recorded when it ends.
+    # A watch is recorded when it ends; the next one shows a key that was added meanwhile.
     with here.operator.replaced():
-        pass
+        add_a_signing_key(here)
     recorded = audit.Tail(platform.cluster.audit_log, start=0).new(OPERATOR)
     found = {
         (each.group, each.resource, each.verb)
@@ -110,6 +113,13 @@ def used(platform: Platform) -> set[tuple[str, str, str]]:
         each.kubectl("delete", "agentjobs", "--all", "--wait=false")
     here.kubectl("delete", "clusteragenttool", wide)
     return found
+
+
+def add_a_signing_key(here: Platform) -> None:
+    text = f"whsk_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+    patch = json.dumps({"stringData": {"ed25519-next": text}})
+    target = ("--namespace", NAMESPACE, "patch", "secret", SECRET)
+    here.cluster.kubectl(*target, "--type=merge", "--patch", patch)
 
 
 def wait_until_refused(here: Platform) -> None:
