@@ -38,5 +38,7 @@ def set_up(level: str, form: str) -> None:
     # kopf logs every handler of every event; what matters is logged by the passes.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)
-    for name in ("aiohttp.access", "mcp", "uvicorn"):
+    for name in ("aiohttp.access", "mcp"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It warns of each line that a stranger sends and that is no HTTP.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)

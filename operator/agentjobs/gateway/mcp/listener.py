@@ -84,7 +84,17 @@ class Gate:
         except ProblemError as problem:
             await _send_problem(problem, send)
             return
-        await self._inside(scope, _in_time(receive), send)
+        incoming = _Incoming(receive)
+        try:
+            await self._inside(scope, incoming, send)
+        except Exception:
+            if not incoming.broken:
+                raise
+            if incoming.late:
+                detail = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+                close = {"Connection": "close"}
+                late = ProblemError(ProblemType.TIMEOUT, detail, headers=close)
+                await _send_problem(late, send)
 
     async def _visitor(self, scope: Message, headers: dict[str, list[str]]) -> Visitor:
         """Who calls.
@@ -115,28 +125,35 @@ class Gate:
         return Visitor(caller, path[1] or "")
 
 
-def _in_time(receive: Receive) -> Receive:
-    """Wait for the pieces of a body, and not for ever; for the end of the connection as long."""
-    whole = False
+class _Incoming:
+    """What comes in of a request: its body in time, and its end whenever it is."""
 
-    async def receive_in_time() -> Message:
-        nonlocal whole
-        if whole:
-            return await receive()
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._whole = False
+        self.broken = False
+        """Whether the body is not whole and will never be."""
+        self.late = False
+        """Whether that is so because it took too long."""
+
+    async def __call__(self) -> Message:
+        """Return the next piece; for a body that is late, what is said of one that is gone."""
+        if self._whole:
+            return await self._receive()
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                message = await receive()
+                message = await self._receive()
         except TimeoutError:
+            self.late = self.broken = True
             return {"type": "http.disconnect"}
-        whole = not message.get("more_body")
+        self.broken = message["type"] == "http.disconnect"
+        self._whole = not message.get("more_body")
         return message
-
-    return receive_in_time
 
 
 async def _refuse_version(header: str, receive: Receive, send: Send) -> None:
     """Tell a client of another version, or of none, which one is spoken here."""
-    body = await _body(_in_time(receive))
+    body = await _body(_Incoming(receive))
     given = body if isinstance(body, dict) else {}
     this = given.get("id")
     refusal = {
