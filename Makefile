@@ -46,7 +46,7 @@ lint: $(READY) ## Check style, types, direction of imports
 	$(VENV)/bin/lint-imports --no-logo
 
 unit: $(READY) ## Run the tests that need nothing
-	$(PYTEST) -q -m "$(UNIT)"
+	$(PYTEST) -q -m "$(UNIT)" --numprocesses auto --dist worksteal
 
 controlplane: $(READY) ## Run the tests on a real API server without nodes
 	$(PY) -m tests.cluster build --control-plane

@@ -65,6 +65,8 @@ def test_r_cause_the_table_is_the_same_after_every_run() -> None:
 
 @pytest.mark.parametrize("code", list(CauseCode))
 def test_r_cause_what_is_said_to_end_no_job_is_written_nowhere(code: CauseCode) -> None:
-    sources = [*(ROOT / "operator/agentjobs").rglob("*.py")]
+    package = ROOT / "operator/agentjobs"
+    # The gateway tells causes, it gives none.
+    sources = [each for each in package.rglob("*.py") if package / "gateway" not in each.parents]
     used = [file.name for file in sources if f"CauseCode.{code.name}" in file.read_text("utf-8")]
     assert bool(used) == (code not in NOT_YET)
