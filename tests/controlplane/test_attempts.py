@@ -159,7 +159,7 @@ def evicted_by_a_queue(place: Place) -> None:
 
 @scenario("R-ATTEMPT R-STATE-DERIVED a job that is suspended before it began waits, then goes on")
 def held_back_before_it_began(place: Place) -> None:
-    for name in ("held", "held-stopped", "held-late"):
+    for name in ("held-before", "held-stopped", "held-late"):
         place.create(name, deadlineSeconds=8 if name == "held-late" else 600)
         first = place.until_pod(name)
         place.patch(name, {"spec": {"suspend": True}}).object()
@@ -169,13 +169,13 @@ def held_back_before_it_began(place: Place) -> None:
     ends = {name: place.until_over(name) for name in ("held-stopped", "held-late")}
     assert [end["state"] for end in ends.values()] == ["cancelled", "timed_out"]
     assert [end["cause"]["ran"] for end in ends.values()] == [False, False]
-    deadline = place.status("held")["deadlineAt"]
-    place.patch("held", {"spec": {"suspend": False}}).object()
-    place.kubelet.run(until_attempt(place, "held", 2))
-    status = place.until_over("held")
+    deadline = place.status("held-before")["deadlineAt"]
+    place.patch("held-before", {"spec": {"suspend": False}}).object()
+    place.kubelet.run(until_attempt(place, "held-before", 2))
+    status = place.until_over("held-before")
     assert (status["state"], status["deadlineAt"]) == ("done", deadline)
     assert [each.get("cause") for each in status["attempts"]] == ["preempted", None]
-    assert place.states("held") == ["queued", "running", "done"]
+    assert place.states("held-before") == ["queued", "running", "done"]
 
 
 @scenario("R-ATTEMPT a tool that may be repeated is ended by a suspension, and begins again later")

@@ -447,7 +447,7 @@ def replayed(town: Town) -> None:
 
 
 @scenario("R-AUTH what is no MCP of 2026-07-28, or comes from nobody, is refused", own=True)
-def refused(place: Place) -> None:
+def refused_over_mcp(place: Place) -> None:
     town = Town(place, served=False)
     gateway, a = town.replicas[0], town.a
     get: Document = {"taskId": unknown_id(place.namespace)}
