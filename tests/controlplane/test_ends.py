@@ -385,7 +385,9 @@ def deleted_while_running(place: Place) -> None:
     assert (last["state"], last["cause"]["code"]) == ("cancelled", "stopped")
     assert last["cause"]["exitCode"] == 143
     (job,) = place.record.children(uid)
-    place.until_gone("Job", job["metadata"]["name"])
+    name = job["metadata"]["name"]
+    # The garbage collector looks for new kinds twice a minute.
+    place.record.until(f"end of Job {name}", lambda: not place.live_job(name), 90)
 
 
 @scenario(
