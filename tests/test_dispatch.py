@@ -1,15 +1,19 @@
 """Sending events to a real receiver on this machine (R-CALLBACK)."""
 
 import asyncio
+import base64
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, tzinfo
 
 import pytest
 from aiohttp import web
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from standardwebhooks import webhooks
+from typing_extensions import override
 
 from agentjobs import dispatch
 from agentjobs.dispatch import Dispatcher, Letter
@@ -20,6 +24,8 @@ from agentjobs.signing import Signer
 from tests.receiver import Request
 
 SIGNER = Signer({"ed25519": Ed25519PrivateKey.generate()})
+OURS = "whsk_" + base64.b64encode(b"o" * 32).decode()
+SHARED = "whsec_" + base64.b64encode(b"s" * 24).decode()
 HERE = Destinations.from_json('[{"cidrs": ["127.0.0.0/8"]}]', insecure_loopback=True)
 BODY = b'{"id": "evt_1", "subject": "a.b"}'
 
@@ -41,11 +47,13 @@ async def receiving(handler: Handler) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def sent(url: str, destinations: Destinations = HERE, event: str = "evt_1") -> Outcome:
+async def sent(
+    url: str, destinations: Destinations = HERE, event: str = "evt_1", signer: Signer = SIGNER
+) -> Outcome:
     """Send one event and wait for what comes of it."""
     told = asyncio.Event()
     dispatcher: Dispatcher[str] = Dispatcher(
-        SIGNER, destinations, lambda _key: told.set(), Metrics()
+        signer, destinations, lambda _key: told.set(), Metrics()
     )
     dispatcher.submit("key", Letter(event, "team-a", url, BODY))
     await asyncio.wait_for(told.wait(), 10)
@@ -190,27 +198,44 @@ async def test_an_event_is_not_submitted_twice() -> None:
         await dispatcher.close()
 
 
+class MovedClock(datetime):
+    """What the package standardwebhooks takes for the time: that of `time.time`."""
+
+    @classmethod
+    @override
+    def now(cls, tz: tzinfo | None = None) -> "MovedClock":
+        return cls.fromtimestamp(dispatch.time.time(), tz)
+
+
 async def test_r_callback_second_try_is_fresh_and_so_is_the_third(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who refuses old timestamps takes each try: the event is the same, the time its own."""
+    """Who refuses what is 300 s old takes each try: the event is the same, the time its own."""
+    monkeypatch.setattr(webhooks, "datetime", MovedClock)
+    signer = Signer.from_secret({"ed25519": OURS, "hmac": SHARED})
+    receiver = webhooks.Webhook(SHARED)
     got: list[Request] = []
+    taken: list[str] = []
     codes = [500, 500, 204]
 
     async def handler(request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
         got.append(Request(0, headers, await request.read()))
+        taken.append(receiver.verify(got[-1].body, headers)["id"])
         return web.Response(status=codes[len(got) - 1])
 
     start = 1_777_636_800
     async with receiving(handler) as url:
         for seconds in (0, 2, 402):
             monkeypatch.setattr(dispatch.time, "time", lambda at=start + seconds: float(at))
-            await sent(url)
+            await sent(url, signer=signer)
     assert [int(each.headers["webhook-timestamp"]) - start for each in got] == [0, 2, 402]
+    assert taken == ["evt_1"] * 3
     assert len({each.id for each in got}) == len({each.body for each in got}) == 1
     for each in got:
-        each.verify(SIGNER.public()["ed25519"])
+        each.verify(signer.public()["ed25519"])
+    with pytest.raises(webhooks.WebhookVerificationError, match="too old"):
+        receiver.verify(got[1].body, got[1].headers)
 
 
 async def test_r_callback_who_was_told_and_who_must_not_be_is_audited(

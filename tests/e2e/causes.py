@@ -330,7 +330,7 @@ BY_JOB = {each.job: each for each in CASES}
 
 NOT_YET = {
     C.APPROVAL_DENIED: "nothing asks for approval yet",
-    C.INPUT_EXPIRED: "nothing asks for input yet",
+    C.INPUT_EXPIRED: "a question that expires ends no job: its tool is told",
     C.INTERNAL: "nothing of this version ends so",
 }
 """Codes that are declared in the API and that no code of ours writes."""

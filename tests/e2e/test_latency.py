@@ -201,8 +201,13 @@ def test_each_step_of_ours_takes_less_than_300_ms(figures: Figures) -> None:
 
 
 def test_a_deadline_is_kept_to_the_second(figures: Figures) -> None:
-    """R-DEADLINE: never early, at most a second late; one in twenty is the machine's to delay."""
+    """R-DEADLINE: never early, at most a second late.
+
+    Among few, beside other tests, one in twenty is the machine's to delay; of many, measured alone,
+    none is.
+    """
     errors = sorted(figures.deadline_errors)
     assert len(errors) == OVERDUE
     assert errors[0] >= 0
-    assert errors[-1 - math.ceil(OVERDUE / 20)] <= 1, figures.table()
+    excused = 0 if SOAK else math.ceil(OVERDUE / 20)
+    assert errors[-1 - excused] <= 1, figures.table()
