@@ -60,12 +60,15 @@ class FaultyProxy:
 
     `choose` says what happens to a request, from its method and its path with the query. `hold`
     says whether a piece of the answer to a path is still kept back, from its age in seconds.
+    `delay` says whether a request is still on its way, from its method and its path: it comes in
+    when it does, whether or not its sender is there by then.
     """
 
     def __init__(self, upstream: str, context: ssl.SSLContext, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.choose: Callable[[str, str], Fault] = lambda _method, _path: Fault.NONE
         self.hold: Callable[[str, float], bool] = lambda _path, _age: False
+        self.delay: Callable[[str, str], bool] = lambda _method, _path: False
         self.passed: list[Passed] = []
         self._port = port
         self._upstream = upstream
@@ -153,11 +156,14 @@ class FaultyProxy:
     async def _pass_on(self, request: web.Request, fault: Fault) -> web.StreamResponse:
         session = request.app[SESSION]
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
+        body = await request.read()
+        while self.delay(request.method, request.path_qs):  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(HOLD_POLL)
         async with session.request(
             request.method,
             self._upstream + request.raw_path,
             headers=headers,
-            data=await request.read() or None,
+            data=body or None,
         ) as answer:
             if fault is Fault.LOST_ANSWER:
                 return _reset(request)

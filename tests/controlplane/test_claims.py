@@ -1,10 +1,13 @@
 """Nothing runs twice, and nothing that was lost is forgotten."""
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 import pytest
 
-from tests.apiclient import Document
+from agentjobs.api.names import ANNOTATION_PLACEHOLDER
+from tests import audit
+from tests.apiclient import Document, path_of
 from tests.controlplane.stage import (
     Place,
     Scenario,
@@ -13,11 +16,13 @@ from tests.controlplane.stage import (
     template,
     told_in,
 )
+from tests.faulty_proxy import Fault, FaultyProxy
 from tests.kubelet import settle
 
 pytestmark = pytest.mark.controlplane
 
 RELISTS = 3
+SUCCESSION_SECONDS = 20.0
 
 
 def delete_job(place: Place, job: Document) -> None:
@@ -155,6 +160,108 @@ def name_taken(place: Place) -> None:
         job = place.live_job(f"{name}-1") or {}
         assert "agentjobs.dev/job" not in job["metadata"].get("labels", {})
         assert not place.jobs(name)
+
+
+class Underway:
+    """Writes of the operator behind the proxy of a place that have not come in yet."""
+
+    def __init__(self, place: Place, proxy: FaultyProxy, *names: str) -> None:
+        """Keep back the claims of these AgentJobs, and whatever creates a Job."""
+        self._place = place
+        self._proxy = proxy
+        self.creation = ("POST", path_of("Job", place.namespace))
+        self.claims = {
+            name: ("PATCH", path_of("AgentJob", place.namespace, name) + "/status")
+            for name in names
+        }
+        self._late = {self.creation, *self.claims.values()}
+        proxy.delay = lambda method, path: (method, path.partition("?")[0]) in self._late
+
+    def until_sent(self, request: tuple[str, str]) -> None:
+        self._place.record.until(
+            f"{request} on its way",
+            lambda: (
+                request
+                in [(each.method, each.path.partition("?")[0]) for each in list(self._proxy.passed)]
+            ),
+        )
+
+    def let_in(self, request: tuple[str, str]) -> None:
+        self._late.discard(request)
+
+    def until_refused(self, resource: str, name: str) -> None:
+        """Wait until the API server has answered with 409, as its audit log says."""
+        self._place.record.until(
+            f"409 for {resource} {name}",
+            lambda: any(
+                each.code == HTTPStatus.CONFLICT
+                and each.resource == resource
+                and (each.name or each.sent["metadata"]["name"]) == name
+                and f"{self._place.namespace}-proxied" in each.groups
+                for each in requests(self._place)
+            ),
+        )
+
+
+def requests(place: Place) -> list[audit.Request]:
+    log = audit.read(place.stage.plane.audit_log)
+    return [each for each in log if each.namespace == place.namespace]
+
+
+@scenario("R-CLAIM a claim that meets an edit is refused and decided anew", own=True)
+def claim_meets_an_edit(place: Place) -> None:
+    proxy = place.stage.proxy(place)
+    underway = Underway(place, proxy, "edited")
+    underway.let_in(underway.creation)
+    place.stage.operator(place, through=proxy)
+    place.create("edited")
+    underway.until_sent(underway.claims["edited"])
+    place.patch("edited", {"metadata": {"annotations": {"example.com/note": "x"}}}).object()
+    underway.let_in(underway.claims["edited"])
+    underway.until_refused("agentjobs/status", "edited")
+    place.kubelet.run(place.until_pod("edited"))
+    place.until_state("edited", "done")
+    assert audit.jobs_made(requests(place)) == {(place.uid("edited"), "1"): 1}
+    assert len(place.pods("edited")) == 1
+
+
+@scenario("R-CLAIM what a former leader sent and comes in late is refused", own=True)
+def sent_by_a_former_leader(place: Place) -> None:
+    proxy = place.stage.proxy(place)
+    underway = Underway(place, proxy, "claimed")
+    first = place.stage.operator(place, "former", through=proxy)
+    place.record.until("leader", lambda: first.leads)
+    second = place.stage.operator(place, "present")
+    place.create("claimed")
+    place.create("stopped")
+    underway.until_sent(underway.claims["claimed"])
+    underway.until_sent(underway.creation)
+    assert not place.status("claimed").get("jobName")
+    assert place.status("stopped")["jobName"] == "stopped-1"
+    place.stop("stopped")
+    proxy.choose = lambda _, path: Fault.AWAY if "/leases" in path else Fault.NONE
+    place.record.until("successor", lambda: second.leads, SUCCESSION_SECONDS)
+    assert first.exit_code() == 1
+    stopped = place.until_over("stopped")
+    assert (stopped["state"], stopped["cause"]["ran"]) == ("cancelled", False)
+    pod = place.until_pod("claimed")
+
+    for request in (underway.claims["claimed"], underway.creation):
+        underway.let_in(request)
+    underway.until_refused("agentjobs/status", "claimed")
+    underway.until_refused("jobs", "stopped-1")
+    place.kubelet.run(pod)
+    place.until_state("claimed", "done")
+    assert len(place.pods("claimed")) == 1
+    (placeholder,) = place.jobs("stopped")
+    assert placeholder["metadata"]["name"] == "stopped-1"
+    assert placeholder["metadata"]["annotations"][ANNOTATION_PLACEHOLDER] == "true"
+    assert not place.pods("stopped")
+    assert place.states("stopped") == ["queued", "stopping", "cancelled"]
+    assert audit.jobs_made(requests(place)) == {
+        (place.uid("claimed"), "1"): 1,
+        (place.uid("stopped"), "placeholder"): 1,
+    }
 
 
 @scenario("R-ATTEMPT a Job of an earlier AgentJob of the same name is waited for")
