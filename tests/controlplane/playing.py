@@ -10,6 +10,7 @@ from tests.chart import Document
 from tests.cluster import ControlPlane
 from tests.controlplane.stage import (
     SHARED,
+    TELLS_US,
     Place,
     Scenario,
     Stage,
@@ -37,7 +38,7 @@ def shared(stage: Stage) -> Callable[[], Place]:
         with lock:
             if not places:
                 place = stage.place(SHARED)
-                stage.operator(place)
+                stage.operator(place, settings=TELLS_US)
                 places.append(place)
         return places[0]
 

@@ -36,6 +36,12 @@ WATCH_DELAY = 0.02
 CALLBACKS = json.dumps([{"hosts": ["receiver.example.com", "localhost", "*[0-9:]"]}])
 """Where gateways let events go; operators are told by each scenario."""
 
+TELLS_US: dict[str, str | int] = {
+    "CALLBACKS_ALLOW": json.dumps([{"cidrs": ["127.0.0.1/32"]}]),
+    "CALLBACKS_INSECURE_LOOPBACK": "true",
+}
+"""Settings of an operator that may call a receiver on this machine; the shared one has them."""
+
 
 def template(**pod: Any) -> Document:
     container = {"name": "tool", "image": "registry.invalid/tool:1", "command": ["true"]}

@@ -15,8 +15,8 @@ from agentjobs.domain.questions import question_of
 from tests.apiclient import Document
 from tests.controlplane.callers import Caller, Server
 from tests.controlplane.installed import GATEWAY
-from tests.controlplane.stage import Place, Scenario, scenario, told_in
-from tests.controlplane.test_ends import TELLS_US
+from tests.controlplane.stage import TELLS_US, Place, Scenario, scenario, seconds_between, told_in
+from tests.controlplane.tenants import CALLS, Tenant
 from tests.receiver import Receiver, Request
 
 pytestmark = pytest.mark.controlplane
@@ -26,6 +26,10 @@ SECONDS = 60.0
 SHARED = "whsec_" + base64.b64encode(b"shared-by-the-platform-00").decode()
 NEWER = "whsk_" + base64.b64encode(b"n" * 32).decode()
 KEYS = "agentjobs-signing-key"
+SHOWN = "https://agentjobs.example.com"
+"""Where agents find the gateway."""
+FIRST_PAUSE = range(3, 8)
+"""Between a first try and the second: 5 s, give or take a fifth, and times are whole seconds."""
 
 
 def until_told(place: Place, name: str) -> Document:
@@ -47,7 +51,9 @@ def same_event(tries: list[Request]) -> bool:
     return len({each.id for each in tries}) == 1 and len({each.body for each in tries}) == 1
 
 
-@scenario("R-EVENT R-CALLBACK R-STOP every-way-to-end-tells-the-runtime", **TELLS_US)
+@scenario(
+    "R-EVENT R-CALLBACK R-STOP every-way-to-end-tells-the-runtime", GATEWAY_URL=SHOWN, **TELLS_US
+)
 def ways_to_end(place: Place) -> None:
     with Receiver() as receiver:
         callback = {"url": receiver.url}
@@ -59,8 +65,10 @@ def ways_to_end(place: Place) -> None:
         for pod in running.values():
             place.kubelet.when_asked_to_end(pod, 0, after=1)
         place.until_state("way-held", "queued")
-        for name in ("way-stopped", "way-held"):
-            place.stop(name)
+        agent = Tenant(place.stage, place.namespace).account("agent-a", CALLS).agent
+        stopped = agent.stop(place.stage.replicas[0], f"way-stopped.{place.namespace}")
+        assert (stopped.code, stopped.body["status"]) == (202, "stopping")
+        place.stop("way-held")
         place.api.delete("AgentJob", place.namespace, "way-deleted").object()
         place.until_gone("AgentJob", "way-deleted")
         told = {name: requests(receiver, place, name) for name in WAYS if name == "way-deleted"}
@@ -69,10 +77,19 @@ def ways_to_end(place: Place) -> None:
                 until_told(place, name)
                 told[name] = requests(receiver, place, name)
     assert {name: [each.event["type"] for each in tries] for name, tries in told.items()} == WAYS
-    for tries in told.values():
-        event = tries[0].event
-        assert set(event["data"]) == {"job_id", "tool", "status", "summary", "cause"}
+    for name, tries in told.items():
+        event, this = tries[0].event, f"{name}.{place.namespace}"
+        data = event["data"]
+        assert event.keys() >= {"id", "type", "time"}
+        assert data.keys() == {"job_id", "tool", "status", "summary", "cause", "result_url"}
+        assert (data["job_id"], data["result_url"]) == (this, f"{SHOWN}/v1/jobs/{this}/result")
+        assert (data["status"], data["cause"]) == FINAL[name][:2]
+        assert len(data["summary"]) <= 280
         assert len(tries[0].body) < 4096
+    for name, final in FINAL.items():
+        if name != "way-deleted":
+            status = place.status(name)
+            assert (status["state"], status["cause"]["code"], status["cause"]["ran"]) == final
 
 
 WAYS = {
@@ -81,6 +98,13 @@ WAYS = {
     "way-deleted": ["job_cancelled"],
     "way-late": ["job_timed_out"],
 }
+FINAL = {
+    "way-stopped": ("cancelled", "stopped", True),
+    "way-held": ("cancelled", "stopped", False),
+    "way-deleted": ("cancelled", "stopped", True),
+    "way-late": ("timed_out", "deadline_exceeded", True),
+}
+"""State, cause, and whether the tool ran."""
 
 
 @scenario("R-CALLBACK R-TWO-WRITES R-STATE-FINAL crash-around-the-first-send", own=True)
@@ -151,6 +175,8 @@ def tries_again(place: Place) -> None:
         place.kubelet.run(place.until_pod("again"))
         first = place.record.until("a first try", lambda: _with_tries(place, 1))
         assert first["lastError"] == "the receiver answered 500"
+        pause = seconds_between(first["firstAttemptAt"], first["nextAttemptAt"])
+        assert pause in FIRST_PAUSE
         assert place.conditions("again")["CallbackDelivered"] == "False"
         (delivery,) = until_told(place, "again")["deliveries"]
         assert delivery["attempts"] == 2
@@ -163,7 +189,12 @@ def tries_again(place: Place) -> None:
                 each.verify(key)
         failures = [each for each in place.events("again") if each["type"] == "Warning"]
         assert [each["reason"] for each in failures] == ["DeliveryPending"]
-        assert operator.metric("agentjobs_deliveries_total", outcome="failed") == 1
+        assert "nextAttemptAt" not in delivery
+        tried = partial(operator.metric, "agentjobs_deliveries_total")
+        assert (tried(outcome="failed"), tried(outcome="taken"), tried()) == (1, 1, 2)
+        settled = {"type": "job_completed", "state": "delivered"}
+        assert operator.metric("agentjobs_events_total", **settled) == 1
+        assert operator.metric("agentjobs_told_seconds_count") == 1
 
         for wish in ("once", "twice"):
             before = len(requests(receiver, place, "again"))
@@ -172,6 +203,7 @@ def tries_again(place: Place) -> None:
             place.record.until(wish, partial(_redelivered, place, wish))
             assert len(requests(receiver, place, "again")) == before + 1
         assert same_event(requests(receiver, place, "again"))
+        assert (tried(outcome="failed"), tried(outcome="taken"), tried()) == (1, 3, 4)
 
 
 def _with_tries(place: Place, least: int) -> Document | None:

@@ -1,6 +1,5 @@
 """How jobs end that run, that never run, and that are asked to end."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 
@@ -8,6 +7,7 @@ import pytest
 
 from tests.apiclient import Document
 from tests.controlplane.stage import (
+    TELLS_US,
     Place,
     Scenario,
     moment,
@@ -25,11 +25,6 @@ LATE_SECONDS = 10
 LOADED_SECONDS = 4
 """How late a deadline may be noticed while everything else is played on the same cores."""
 QUOTA_SEEN_WITHIN = 10
-TELLS_US: dict[str, str | int] = {
-    "CALLBACKS_ALLOW": json.dumps([{"cidrs": ["127.0.0.1/32"]}]),
-    "CALLBACKS_INSECURE_LOOPBACK": "true",
-}
-"""Settings of an operator that may call a receiver on this machine."""
 
 
 def told_once(receiver: Receiver, place: Place, name: str) -> Document:

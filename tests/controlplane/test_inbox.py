@@ -11,9 +11,8 @@ import pytest
 from agentjobs.client import Client
 from agentjobs.contract.calls import Callback
 from agentjobs.inbox import Inbox, Rules, Verifier, Watcher
-from tests.controlplane.stage import Place, Scenario, scenario, told_in
+from tests.controlplane.stage import TELLS_US, Place, Scenario, scenario, told_in
 from tests.controlplane.tenants import CALLS, Account, Tenant, id_in, name_of, until_offered, use
-from tests.controlplane.test_ends import TELLS_US
 from tests.gateway_process import GatewayProcess
 from tests.receiver import Receiver, Request
 
