@@ -231,6 +231,23 @@ def feed(cache: Cache, wakes: Wakes) -> Feed:
     return Feed(cache, wakes, wakes, Metrics())  # type: ignore[arg-type] # two methods of each
 
 
+def test_r_level_the_silence_of_each_resource_is_told() -> None:
+    now, metrics = [100.0], Metrics()
+    feed = Feed(Cache(), Wakes(), Wakes(), metrics, lambda: now[0])  # type: ignore[arg-type]
+
+    def silence(resource: str) -> float | None:
+        feed.measure()
+        labels = {"resource": resource}
+        return metrics.registry.get_sample_value("agentjobs_watch_silence_seconds", labels)
+
+    now[0] = 170.0
+    assert silence("jobs") == silence("clusteragenttools") == 70
+    feed.follow("jobs", "MODIFIED")
+    feed.heard("agentjobs")
+    now[0] = 175.0
+    assert (silence("jobs"), silence("agentjobs"), silence("pods")) == (5, 5, 75)
+
+
 def test_an_event_of_a_child_wakes_its_agentjob(feed: Feed, wakes: Wakes) -> None:
     feed.agentjob(agentjob("u1", 1))
     feed.job(job("j1", 2))

@@ -6,7 +6,8 @@ depends on which event woke it, so a lost, doubled or late one does no harm (R-L
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +19,16 @@ from agentjobs.api.agentjob import ToolKind
 from agentjobs.api.names import GROUP, LABEL_JOB, VERSION
 from agentjobs.cache import Cache, Key
 from agentjobs.domain.errors import AgentJobError
-from agentjobs.kube import Access
+from agentjobs.kube import (
+    AGENTJOBS,
+    AGENTTOOLS,
+    CLUSTERAGENTTOOLS,
+    INPUTREQUESTS,
+    JOBS,
+    NODES,
+    PODS,
+    Access,
+)
 from agentjobs.metrics import Metrics
 from agentjobs.passes import Passes
 from agentjobs.workqueue import WorkQueue
@@ -35,6 +45,7 @@ WATCHES_PER_NAMESPACE = 5
 WATCHES_CLUSTER_WIDE = 2
 CHECK_SECONDS = 1.0
 BEGUN_WITHIN_SECONDS = 30.0
+WATCHED = (AGENTJOBS, AGENTTOOLS, CLUSTERAGENTTOOLS, INPUTREQUESTS, JOBS, NODES, PODS)
 LISTING_SECONDS = 10.0
 """Objects of one list come closer together than this."""
 
@@ -47,19 +58,37 @@ class Feed:
     """Takes in what is seen, from watches and lists alike, and wakes whom it concerns."""
 
     def __init__(
-        self, cache: Cache, queue: WorkQueue[Key], passes: Passes, metrics: Metrics
+        self,
+        cache: Cache,
+        queue: WorkQueue[Key],
+        passes: Passes,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._queue = queue
         self._passes = passes
         self._metrics = metrics
+        self._clock = clock
+        self._heard_at = dict.fromkeys((each.plural for each in WATCHED), clock())
         self._listed_at: dict[str, float] = {}
         self._watched: set[str] = set()
         self.lost_place = asyncio.Event()
         """A watch began anew with a list: what was deleted in between was told by nobody."""
 
+    def heard(self, plural: str) -> None:
+        """Remember that the API server has told something of a kind, be it that there is none."""
+        self._heard_at[plural] = self._clock()
+
+    def measure(self) -> None:
+        """Bring the gauge of silence up to date."""
+        now = self._clock()
+        for plural, at in self._heard_at.items():
+            self._metrics.watch_silence.labels(plural).set(now - at)
+
     def follow(self, kind: str, event: str | None) -> None:
         """Notice a watch that lists again; without a type an event is part of such a list."""
+        self.heard(kind)
         if event is not None:
             self._watched.add(kind)
             return

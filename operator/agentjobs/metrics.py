@@ -36,6 +36,11 @@ class Metrics:
         self.watch_events = Counter(
             "agentjobs_watch_events", "Watch events by kind.", ["kind"], registry=self.registry
         )
+        self.watch_silence = Gauge(
+            "agentjobs_watch_silence_seconds",
+            "Since the API server was last heard on a resource, by a watch or a list.",
+            ["resource"], registry=self.registry,
+        )  # fmt: skip
         self.repaired = Counter(
             "agentjobs_repaired", "Objects that only the periodic list showed.", ["kind"],
             registry=self.registry,

@@ -70,6 +70,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue(self._handle, settings.workers)
         self._passes: Passes | None = None
         self._dispatcher: Dispatcher[Key] | None = None
+        self._feed: Feed | None = None
         self._unready = "no contact with the API server yet"
 
     def not_ready(self) -> str:
@@ -86,6 +87,8 @@ class Operator:
         self._metrics.leader.set(self._lease.held)
         if self._dispatcher:
             self._dispatcher.measure()
+        if self._feed:
+            self._feed.measure()
 
     async def run(self, signer: Signer, destinations: Destinations) -> int:
         """Run until a signal comes (0), or until it must be started again (1)."""
@@ -145,6 +148,7 @@ class Operator:
         )
         namespaces = self._settings.watch_namespaces
         feed = Feed(self._cache, self._queue, self._passes, self._metrics)
+        self._feed = feed
         relist = Relist(self._kube, self._cache, feed, self._metrics, namespaces)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._lease.keep(), name="lease")]

@@ -103,6 +103,7 @@ class Relist:
         params = OURS if resource in {JOBS, PODS} else None
         for namespace in self._namespaces if resource.namespaced else ("",):
             async for page in self._kube.pages(resource, namespace, params):
+                self._feed.heard(resource.plural)
                 listed = int(page["metadata"]["resourceVersion"])
                 version = min(version, listed) if version else listed
                 for body in page["items"]:
