@@ -15,13 +15,16 @@ from tests.controlplane.stage import (
     seconds_between,
     told_in,
 )
+from tests.controlplane.tenants import CALLS, Tenant, wait_until
+from tests.controlplane.test_ends import told_once
 from tests.kubelet import settle
+from tests.receiver import Receiver
 
 pytestmark = pytest.mark.controlplane
 
 PAUSE = 10
 """Between the first attempt and the second of a tool that failed by itself."""
-SLOT_STOPPED_WITHIN = 5
+SLOT_STOPPED_WITHIN = 2
 
 
 def until_attempt(place: Place, name: str, number: int) -> Document:
@@ -103,11 +106,33 @@ def killed_between(place: Place) -> None:
 
 @scenario("R-ATTEMPT a queue's eviction never runs a tool twice that may run once")
 def evicted_by_a_queue(place: Place) -> None:
-    place.create("queue-a", queueName="q1", deadlineSeconds=900)
-    once_more = {"maxAttempts": 2, "causes": ["disruption"]}
-    place.create("queue-b", queueName="q1", deadlineSeconds=900, retry=once_more)
-    place.create("queue-c", queueName="q1", deadlineSeconds=900)
-    place.create("queue-d", deadlineSeconds=900)
+    with Receiver() as receiver:
+        told = {"deadlineSeconds": 900, "callback": {"url": receiver.url}}
+        once_more = {"maxAttempts": 2, "causes": ["disruption"]}
+        place.create("queue-a", queueName="q1", **told)
+        place.create("queue-b", queueName="q1", **told, retry=once_more)
+        place.create("queue-c", queueName="q1", **told)
+        place.create("queue-d", **told)
+        queue_evicts(place)
+        events = {name: told_once(receiver, place, name) for name in BEGUN}
+    assert {each["type"] for each in events.values()} == {"job_completed"}
+    ends = {name: each["data"]["status"] for name, each in events.items()}
+    assert ends == {**dict.fromkeys(BEGUN, "done"), "queue-a": "failed"}
+    spans = {name: lives(place.pods(name)) for name in BEGUN}
+    assert {name: len(each) for name, each in spans.items()} == BEGUN
+    for name in ("queue-b", "queue-c"):
+        ended = max([over for _, over in spans[name][:-1]], default="")
+        made = max(pod["metadata"]["creationTimestamp"] for pod in place.pods(name))
+        assert ended <= made <= spans[name][-1][0], "never two at once"
+    assert {job["metadata"]["name"] for job in place.jobs("queue-b")} == {"queue-b-1", "queue-b-2"}
+    assert [job["metadata"]["name"] for job in place.jobs("queue-c")] == ["queue-c-1"]
+
+
+BEGUN = {"queue-a": 1, "queue-b": 2, "queue-c": 1, "queue-d": 1}
+"""How often the tool of each began."""
+
+
+def queue_evicts(place: Place) -> None:
     held = ("queue-a", "queue-b", "queue-c")
     for name in held:
         assert place.until_job(name)["spec"]["suspend"] is True
@@ -124,7 +149,7 @@ def evicted_by_a_queue(place: Place) -> None:
     status = place.until_over("queue-a")
     cause = status["cause"]
     assert (status["state"], cause["code"]) == ("failed", "preempted")
-    assert (cause["ran"], cause["retryable"]) == (True, True)
+    assert (cause["ran"], cause["retryable"], len(status["attempts"])) == (True, True, 1)
     second = place.record.until("second Job of queue-b", lambda: place.live_job("queue-b-2"))
     assert second["spec"]["suspend"] is True
     assert second["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q1"
@@ -206,23 +231,38 @@ def _suspend(place: Place, job_name: str, *, on: bool) -> None:
 @scenario("R-SLOTS a job that waits for a slot is stopped at once and never starts")
 def stopped_in_line(place: Place) -> None:
     place.tool("single", maxConcurrent=1)
+    gateway = place.stage.replicas[0]
+    agent = Tenant(place.stage, place.namespace).account("stops-in-line", CALLS).agent
     ref = {"toolRef": {"kind": "AgentTool", "name": "single"}, "deadlineSeconds": 900}
+    this = f"slot-b.{place.namespace}"
     place.create("slot-a", **ref)
     pod = place.until_running("slot-a")["slot-a"]
-    place.create("slot-b", **ref)
-    waiting = place.until_waiting("slot-b", "slot")
-    assert "single" in waiting["message"]
-    version = place.jobs("slot-a")[0]["metadata"]["resourceVersion"]
-    place.stop("slot-b")
-    status = place.until_over("slot-b", seconds=SLOT_STOPPED_WITHIN)
-    cause = status["cause"]
-    assert (status["state"], cause["code"]) == ("cancelled", "stopped")
-    assert (cause["ran"], cause["forced"]) == (False, False)
-    assert "attempts" not in status
+    with Receiver() as receiver:
+        place.create("slot-b", **ref, callback={"url": receiver.url})
+        waiting = place.until_waiting("slot-b", "slot")
+        assert "single" in waiting["message"]
+        before = versions(place, "slot-a")
+        assert agent.stop(gateway, this).code == 202
+        status = place.until_over("slot-b", seconds=SLOT_STOPPED_WITHIN)
+        cause = status["cause"]
+        assert (status["state"], cause["code"]) == ("cancelled", "stopped")
+        assert (cause["ran"], cause["forced"]) == (False, False)
+        assert "attempts" not in status
+        event = told_once(receiver, place, "slot-b")
+        wait_until("end", lambda: agent.status(gateway, this).body["status"] == "cancelled")
+        late = agent.stop(gateway, this)
+        assert (late.code, late.body["job_status"]) == (409, "cancelled")
+        assert told_once(receiver, place, "slot-b") == event
+    assert (event["type"], event["data"]["status"]) == ("job_cancelled", "cancelled")
     assert not place.jobs("slot-b")
-    assert place.jobs("slot-a")[0]["metadata"]["resourceVersion"] == version
+    assert versions(place, "slot-a") == before
     place.kubelet.finish(pod)
     place.until_over("slot-a")
+
+
+def versions(place: Place, name: str) -> list[str]:
+    """Of the Jobs and pods of an AgentJob: they change with every write."""
+    return [each["metadata"]["resourceVersion"] for each in place.jobs(name) + place.pods(name)]
 
 
 @scenario("R-SLOTS R-DEAD a slot is free when the tool is dead, not when it was asked to go")
