@@ -1,6 +1,7 @@
 """Nothing runs twice, and nothing that was lost is forgotten."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 
 import pytest
@@ -9,6 +10,7 @@ from agentjobs.api.names import ANNOTATION_PLACEHOLDER
 from tests import audit
 from tests.apiclient import Document, path_of
 from tests.controlplane.stage import (
+    TELLS_US,
     Place,
     Scenario,
     scenario,
@@ -16,13 +18,17 @@ from tests.controlplane.stage import (
     template,
     told_in,
 )
+from tests.controlplane.test_ends import told_once
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.kubelet import settle
+from tests.operator_process import OperatorProcess
+from tests.receiver import Receiver
 
 pytestmark = pytest.mark.controlplane
 
 RELISTS = 3
 SUCCESSION_SECONDS = 20.0
+WRITES = ("create", "update", "patch")
 
 
 def delete_job(place: Place, job: Document) -> None:
@@ -37,23 +43,41 @@ def assert_deleted_externally(status: Document, *, ran: bool) -> None:
 
 @scenario("R-CLAIM a finished job whose child is gone is not run again", own=True)
 def finished_means_never_again(place: Place) -> None:
-    operator = place.stage.operator(place, settings={"RELIST_SECONDS": 1})
-    place.create("once", ttlSecondsAfterFinished=3600)
-    place.kubelet.run(place.until_pod("once"))
-    place.until_state("once", "done")
+    operator = place.stage.operator(place, settings={**TELLS_US, "RELIST_SECONDS": 1})
+    with Receiver() as receiver:
+        place.create("once", ttlSecondsAfterFinished=3600, callback={"url": receiver.url})
+        place.kubelet.run(place.until_pod("once"))
+        place.until_state("once", "done")
+        event = told_once(receiver, place, "once")
+        child_is_gone(place, operator)
+        assert told_once(receiver, place, "once") == event
+    assert (event["type"], event["data"]["status"]) == ("job_completed", "done")
+
+
+def child_is_gone(place: Place, operator: OperatorProcess) -> None:
+    """The end is on record and told; from here on nothing is written or made."""
     (job,) = place.jobs("once")
     assert place.live_job(job["metadata"]["name"])
 
+    tail = audit.Tail(place.stage.plane.audit_log)
+    deleted_at = datetime.now(UTC).isoformat()
     delete_job(place, job)
     place.until_gone("Job", job["metadata"]["name"])
     place.patch("once", {"metadata": {"annotations": {"example.com/note": "x"}}}).object()
     before = place.status("once")
     assert operator.terminate() == 0
     operator.start()
-    place.record.until(
-        "third round of lists",
-        lambda: operator.metric("agentjobs_passes_total", outcome="ok") > RELISTS,
-    )
+    asked: audit.Counter[tuple[str, str]] = audit.Counter()
+
+    def listed() -> bool:
+        new = [each for each in tail.new(place.namespace) if each.namespace == place.namespace]
+        later = [each for each in new if each.at >= deleted_at and operator.name in each.groups]
+        asked.update(audit.count(later))
+        return asked["list", "agentjobs"] > RELISTS  # and the one of the start
+
+    place.record.until("third round of lists", listed)
+    written = ("agentjobs", "agentjobs/status", "jobs", "pods")
+    assert not [each for each in asked if each[0] in WRITES and each[1] in written]
     assert place.status("once") == before
     assert len(place.jobs("once")) == len(place.pods("once")) == 1
     assert len(place.events("once")) <= 3
@@ -61,8 +85,16 @@ def finished_means_never_again(place: Place) -> None:
 
 @scenario("R-CLAIM a child that was deleted while nobody led is not replaced", own=True)
 def vanished_child(place: Place) -> None:
-    operator = place.stage.operator(place)
-    place.create("sideeffect")
+    operator = place.stage.operator(place, settings=TELLS_US)
+    with Receiver() as receiver:
+        place.create("sideeffect", callback={"url": receiver.url})
+        vanishes(place, operator)
+        event = told_once(receiver, place, "sideeffect")
+    assert (event["type"], event["data"]["status"]) == ("job_completed", "failed")
+    assert len(place.jobs("sideeffect")) == len(place.pods("sideeffect")) == 1
+
+
+def vanishes(place: Place, operator: OperatorProcess) -> None:
     pod = place.until_running("sideeffect")["sideeffect"]
     place.kubelet.when_asked_to_end(pod, None)
     assert operator.terminate() == 0
@@ -70,11 +102,10 @@ def vanished_child(place: Place) -> None:
     delete_job(place, job)
     place.until_gone("Pod", pod["metadata"]["name"])
     operator.start()
-    status = place.until_over("sideeffect")
+    status = place.until_over("sideeffect", seconds=10)
     assert_deleted_externally(status, ran=True)
     assert status["cause"]["evidence"] == "lost"
     assert place.states("sideeffect") == ["queued", "running", "failed"]
-    assert len(place.jobs("sideeffect")) == len(place.pods("sideeffect")) == 1
 
 
 @scenario("R-CLAIM a Job that is deleted by hand ends its AgentJob, whether it ran or not")
