@@ -16,7 +16,10 @@ from tests.controlplane.stage import (
     template,
     told_in,
 )
+from tests.controlplane.tenants import CALLS, Tenant, wait_until
+from tests.gateway_process import Reply
 from tests.kubelet import settle
+from tests.operator_process import OperatorProcess
 from tests.receiver import Receiver
 
 pytestmark = pytest.mark.controlplane
@@ -263,11 +266,31 @@ def stop_running(place: Place) -> None:
 
 @scenario("R-HONEST a stop that comes after the exit does not change what happened", own=True)
 def stop_after_exit(place: Place) -> None:
-    first = place.stage.operator(place)
-    place.create("quick")
+    first = place.stage.operator(place, settings=TELLS_US)
+    agent = Tenant(place.stage, place.namespace).account("agent-a", CALLS).agent
+    this = f"quick.{place.namespace}"
+    with Receiver() as receiver:
+        place.create("quick", deadlineSeconds=600, callback={"url": receiver.url})
+        exits_and_is_stopped(place, first, lambda: agent.stop(place.stage.replicas[0], this))
+        gateway = place.stage.replicas[0]
+        event = told_once(receiver, place, "quick")
+        wait_until("end", lambda: agent.status(gateway, this).body["status"] == "done")
+        late = agent.stop(gateway, this)
+        assert (late.code, late.body["job_status"]) == (409, "done")
+        result = agent.get(gateway, f"/v1/jobs/{this}/result")
+        assert (result.code, result.body["data"]) == (200, "all good")
+        assert told_once(receiver, place, "quick") == event
+    assert (event["type"], event["data"]["status"]) == ("job_completed", "done")
+    assert place.states("quick") == ["queued", "running", "done"]
+
+
+def exits_and_is_stopped(
+    place: Place, operator: OperatorProcess, stop: Callable[[], Reply]
+) -> None:
+    """Both while no operator runs; then it starts."""
     pod = place.until_running("quick")["quick"]
-    assert first.terminate() == 0
-    place.kubelet.finish(pod, 0)
+    assert operator.terminate() == 0
+    place.kubelet.finish(pod, 0, message="all good")
     (job,) = place.jobs("quick")
     place.record.until(
         "Complete condition",
@@ -275,16 +298,16 @@ def stop_after_exit(place: Place) -> None:
     )
     settle()
     settle()
-    place.stop("quick")
-    first.start()
-    status = place.until_over("quick", seconds=10)
-    assert status["state"] == "done"
+    assert stop().code == 202
+    operator.start()
+    status = place.until_over("quick", seconds=5)
+    assert (status["state"], len(status["attempts"])) == ("done", 1)
     assert "cause" not in status
     ended = place.pods("quick")[0]["status"]["containerStatuses"][0]["state"]["terminated"]
     assert moment(status["finishedAt"]) == moment(ended["finishedAt"])
-    assert place.states("quick") == ["queued", "running", "done"]
     conditions = place.conditions("quick")
-    assert (conditions["StopRequested"], conditions["Succeeded"]) == ("True", "True")
+    wanted = {"StopRequested": "True", "Finished": "True", "Succeeded": "True"}
+    assert conditions | wanted == conditions
 
 
 @scenario("R-DEADLINE a deadline ends what runs, what waits and what is held back")
@@ -308,7 +331,15 @@ def deadlines(place: Place) -> None:
 
 @scenario("R-DEADLINE time that a job is held back counts, in the backstops too")
 def held_time_counts(place: Place) -> None:
-    place.create("held", suspend=True, deadlineSeconds=18)
+    with Receiver() as receiver:
+        callback = {"url": receiver.url}
+        place.create("held", suspend=True, deadlineSeconds=18, callback=callback)
+        held_ends(place)
+        event = told_once(receiver, place, "held")
+    assert (event["type"], event["data"]["status"]) == ("job_timed_out", "timed_out")
+
+
+def held_ends(place: Place) -> None:
     place.until_waiting("held", "suspended")
     settle()
     for _ in range(4):
@@ -325,24 +356,50 @@ def held_time_counts(place: Place) -> None:
     assert -1 <= pod["activeDeadlineSeconds"] - (left + 15) <= LOADED_SECONDS
     status = place.until_state("held", "timed_out")
     assert status["deadlineAt"] == deadline_at
-    assert (status["cause"]["code"], status["cause"]["exitCode"]) == ("deadline_exceeded", 143)
+    cause = status["cause"]
+    assert (cause["code"], cause["ran"]) == ("deadline_exceeded", True)
+    assert cause["exitCode"] == 143
     assert 0 <= seconds_between(deadline_at, status["finishedAt"]) <= LATE_SECONDS
 
 
 @scenario("R-DEADLINE no attempt follows a deadline")
 def no_retry_after_deadline(place: Place) -> None:
     causes = ["tool_error", "oom", "disruption"]
-    place.create("late-retry", deadlineSeconds=12, retry={"maxAttempts": 5, "causes": causes})
-    place.until_running("late-retry")
-    status = place.until_state("late-retry", "timed_out")
-    assert (status["cause"]["code"], len(status["attempts"])) == ("deadline_exceeded", 1)
+    retry = {"maxAttempts": 5, "causes": causes}
+    with Receiver() as receiver:
+        callback = {"url": receiver.url}
+        place.create("late-retry", deadlineSeconds=12, retry=retry, callback=callback)
+        place.create("in-time", deadlineSeconds=600, retry=retry)
+        pods = place.until_running("late-retry", "in-time")
+        status = place.until_state("late-retry", "timed_out")
+        cause = status["cause"]
+        assert (cause["code"], cause["ran"]) == ("deadline_exceeded", True)
+        assert (cause["exitCode"], len(status["attempts"])) == (143, 1)
+        event = told_once(receiver, place, "late-retry")
+        assert (event["type"], event["data"]["status"]) == ("job_timed_out", "timed_out")
+
+        # Who failed by itself a moment later begins again: the pause is over for both.
+        final = place.status("late-retry")
+        place.kubelet.finish(pods["in-time"], 143)
+        place.record.until("second attempt in time", lambda: len(place.pods("in-time")) == 2)
+        assert place.status("late-retry") == final
+        assert told_once(receiver, place, "late-retry") == event
     assert len(place.jobs("late-retry")) == len(place.pods("late-retry")) == 1
 
 
 @scenario("R-DEADLINE the pending deadline begins with the Job and ends with the first container")
 def pending_deadline(place: Place) -> None:
-    place.create("pend-a", pendingDeadlineSeconds=10, deadlineSeconds=120)
-    place.create("pend-b", pendingDeadlineSeconds=10, deadlineSeconds=120)
+    with Receiver() as receiver:
+        callback = {"url": receiver.url}
+        place.create("pend-a", pendingDeadlineSeconds=10, deadlineSeconds=120)
+        place.create("pend-b", pendingDeadlineSeconds=10, deadlineSeconds=120, callback=callback)
+        pending_ends(place)
+        event = told_once(receiver, place, "pend-b")
+    assert (event["type"], event["data"]["status"]) == ("job_timed_out", "timed_out")
+    assert event["data"]["cause"] == "pending_deadline_exceeded"
+
+
+def pending_ends(place: Place) -> None:
     place.create(
         "pend-c",
         dependsOn=[{"name": "pend-a", "condition": "Succeeded"}],
