@@ -8,6 +8,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +29,8 @@ SOAK = bool(os.environ.get("AGENTJOBS_SOAK"))
 OPERATOR = "system:serviceaccount:agentjobs-system:agentjobs-operator"
 GATEWAY = "system:serviceaccount:agentjobs-system:agentjobs-gateway"
 MEBIBYTE = 1 << 20
+MORE_BYTES = 64 * MEBIBYTE
+"""What a process of ours may take for output, however much there is of it."""
 HURRIES_BYTES = (200 if SOAK else 20) * 10**6
 READ_WITHIN = 480.0 if SOAK else 120.0
 BUDGET = 7
@@ -39,9 +43,14 @@ trap 'for i in 1 2 3 4 5; do echo tidy $i; sleep 0.2; done; exit 0' TERM
 i=0; while [ $i -lt 1000 ]; do i=$((i+1)); echo line $i; done
 sleep 300 & wait
 """
+CHATTY_GRACE = 20
 TICKS = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.2; done"
+TELLS_TICKS = "i=0; while :; do i=$((i+1)); echo tick $i; echo $i >> $t; sleep 0.2; done"
+LINE_BYTES = 64
+HURRIES_LINE = "%09d a line like many others, with its number before it...\n"
 HURRIES = f"""
-yes 'a line like many others, of some sixty bytes with what it says' | head -c {HURRIES_BYTES} > /o
+awk 'BEGIN {{ for (i = 0; i < {HURRIES_BYTES // LINE_BYTES}; i++)
+  printf "{HURRIES_LINE[:-1]}\\n", i }}' > /o
 cat /o
 printf '{{"sha256": "%s", "bytes": %d}}' $(sha256sum < /o | cut -c1-64) $(wc -c < /o) \\
   > /dev/termination-log
@@ -64,7 +73,7 @@ def counted(to: int, word: str = "step") -> bytes:
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "ends": (steps(100, 0.1), {}),
     "prints-both": (f"{steps(40, 0.05)} & ({steps(40, 0.05, 'wrong')}) 1>&2; wait", {}),
-    "overdue": (f"trap '' TERM; {TICKS}", {"deadlineSeconds": 15}),
+    "overdue": (f"trap '' TERM; t=/dev/termination-log; {TELLS_TICKS}", {"deadlineSeconds": 15}),
     "greedy": (GREEDY, {"pod": {"container": {"resources": {"limits": {"memory": "32Mi"}}}}}),
     "taken-away": (TICKS, {}),
     "unattended": (steps(250, 0.1), {}),
@@ -88,23 +97,50 @@ def readers(platform: Platform) -> Iterator[Readers]:
     readers.here.kubectl("delete", "agentjobs", "--all", "--wait=false")
 
 
+def document(here: Platform, name: str) -> dict[str, Any]:
+    script, more = JOBS[name]
+    pod = {"nodeSelector": STAYS, **more.get("pod", {})}
+    made = here.job(name, script, **{**more, "pod": pod})
+    if name == "parts":
+        made["spec"]["template"]["spec"] |= PARTS
+    return made
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """What a tool printed at full speed, and what it took to keep it and to read it."""
+
+    reading: Reading
+    memory: dict[str, tuple[int, int]]
+    """Of each of our processes: bytes before, and bytes more at most."""
+
+
 @pytest.fixture(scope="module")
-def seen(readers: Readers) -> dict[str, Reading]:
+def hurried(readers: Readers) -> Hurried:
+    """By itself and first: in a moment the operator is killed, and its peak goes with it."""
+    here = readers.here
+    found = programs(here)
+    before = {name: each.memory for name, each in found.items()}
+    for each in found.values():
+        each.forget_peak()
+    here.create(document(here, "hurries"))
+    reading = readers.read("hurries", READ_WITHIN)
+    readers.wait_until_archived("hurries")
+    more = {name: (before[name], each.peak - before[name]) for name, each in found.items()}
+    return Hurried(reading, more)
+
+
+@pytest.fixture(scope="module")
+def seen(readers: Readers, hurried: Hurried) -> dict[str, Reading]:
     """Each job, read as it comes from before its start to its end, whatever happens to it."""
     here = readers.here
-    documents = []
-    for name, (script, more) in JOBS.items():
-        pod = {"nodeSelector": STAYS, **more.get("pod", {})}
-        document = here.job(name, script, **{**more, "pod": pod})
-        if name == "parts":
-            document["spec"]["template"]["spec"] |= PARTS
-        documents.append(document)
-    here.create(*documents)
+    others = [name for name in JOBS if name != "hurries"]
+    here.create(*(document(here, name) for name in others))
     hands = [threading.Thread(target=each, args=(readers,)) for each in (take_away, kill, lose)]
     for hand in hands:
         hand.start()
     try:
-        return readers.read_all(list(JOBS), READ_WITHIN)
+        return readers.read_all(others, WITHIN * 2) | {"hurries": hurried.reading}
     finally:
         for hand in hands:
             hand.join()
@@ -188,7 +224,13 @@ def test_r_output_a_tool_ended_by_its_deadline_leaves_all_that_it_printed(
 ) -> None:
     lines = seen["overdue"].data.count(b"\n")
     assert seen["overdue"].data == counted(lines, "tick")
-    assert (lines > 20, seen["overdue"].gaps) == (True, [])
+    (pod,) = readers.here.pods_of("overdue")
+    (container,) = pod["status"]["containerStatuses"]
+    # The tool notes each tick after it has printed it, and may be killed in between.
+    noted = container["state"]["terminated"]["message"].split()
+    assert noted == [str(n) for n in range(1, len(noted) + 1)]
+    assert noted
+    assert (lines - len(noted) in {0, 1}, seen["overdue"].gaps) == (True, [])
     assert readers.here.status("overdue")["state"] == "timed_out"
 
 
@@ -216,11 +258,40 @@ def test_r_output_a_tool_that_hurries_leaves_every_byte_or_a_gap(
         f"finished at {status['finishedAt']}, archived at {archive['lastTransitionTime']}, "
         f"read in {len(reading.cursors)} pages and {reading.seconds:.0f} s"
     )
-    assert told["bytes"] == HURRIES_BYTES
+    jumps = jumps_of(reading.data)
+    missing = sum(lines for _, lines in jumps)
+    show(f"{missing * LINE_BYTES} bytes are missing at {[offset for offset, _ in jumps]}")
+    assert {offset for offset, _ in jumps} <= {offset for offset, _ in reading.gaps}
+    assert len(reading.data) + missing * LINE_BYTES == told["bytes"] == HURRIES_BYTES
     if not reading.gaps:
         assert (len(reading.data), reading.sha256) == (told["bytes"], told["sha256"])
     # One file of the kubelet's is larger than this.
     assert SOAK or not reading.gaps
+
+
+def jumps_of(data: bytearray) -> list[tuple[int, int]]:
+    """Where lines of "hurries" are missing, and how many; all others are whole and in order."""
+    jumps, due = [], 0
+    for at in range(0, len(data), LINE_BYTES):
+        line = bytes(data[at : at + LINE_BYTES])
+        number = int(line[:9])
+        assert line == (HURRIES_LINE % number).encode(), (at, line)
+        assert number >= due, (at, line, due)
+        if number > due:
+            jumps.append((at, number - due))
+        due = number + 1
+    left = HURRIES_BYTES // LINE_BYTES - due
+    assert left >= 0
+    return [*jumps, (len(data), left)] if left else jumps
+
+
+def test_r_output_a_tool_that_hurries_is_kept_and_read_in_bounded_memory(
+    hurried: Hurried, show: Callable[[str], None]
+) -> None:
+    assert len(hurried.memory) > 1
+    for name, (before, more) in hurried.memory.items():
+        show(f"\n{name}: {before / MEBIBYTE:.0f} MiB, at most {more / MEBIBYTE:.1f} more")
+        assert more < MORE_BYTES
 
 
 def test_r_output_each_attempt_and_each_part_can_be_asked_for(
@@ -283,7 +354,7 @@ def job_of(request: audit.Request) -> str:
 def test_output_outlives_a_cancelled_pod(readers: Readers) -> None:
     """R-OUTPUT, R-TWO-WRITES, R-TTL, R-HONEST: case output-outlives-a-cancelled-pod."""
     here = readers.here
-    pod_spec = {"terminationGracePeriodSeconds": 20}
+    pod_spec = {"terminationGracePeriodSeconds": CHATTY_GRACE}
     here.create(here.job("chatty", CHATTY, pod=pod_spec, deadlineSeconds=600))
     here.wait_for("chatty", ["running"])
     began = time.monotonic()
@@ -300,6 +371,9 @@ def test_output_outlives_a_cancelled_pod(readers: Readers) -> None:
     status = here.wait_for("chatty", ["cancelled"])
     cause = status["cause"]
     assert (cause["code"], cause["forced"], cause["exitCode"]) == ("stopped", False, 0)
+    (asked,) = [each for each in status["conditions"] if each["type"] == "StopRequested"]
+    took = moment(status["finishedAt"]) - moment(asked["lastTransitionTime"])
+    assert took.total_seconds() < CHATTY_GRACE / 2, "it ends with its tool"
     (pod,) = here.pods_of("chatty")
     here.kubectl("delete", "pod", pod["metadata"]["name"])
 
@@ -319,6 +393,10 @@ def test_output_outlives_a_cancelled_pod(readers: Readers) -> None:
     events = here.receiver.of(f"chatty.{here.namespace}")
     assert {each.event["type"] for each in events} == {"job_cancelled"}
     assert len({each.id for each in events}) == 1
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def test_endless_line(readers: Readers, show: Callable[[str], None]) -> None:
@@ -344,7 +422,7 @@ def test_endless_line(readers: Readers, show: Callable[[str], None]) -> None:
     for name, each in programs(here).items():
         more = each.peak - before[name]
         show(f"\n{name}: {before[name] / MEBIBYTE:.0f} MiB, at most {more / MEBIBYTE:.1f} more")
-        assert more < 64 * MEBIBYTE
+        assert more < MORE_BYTES
 
 
 # How long it is kept
