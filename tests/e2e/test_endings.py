@@ -99,7 +99,8 @@ def test_a_tool_that_obeys_sigterm_with_exit_0_is_cancelled(endings: Platform) -
     cause = status["cause"]
     assert (cause["code"], cause["ran"], cause["forced"]) == ("stopped", True, False)
     assert cause["exitCode"] == 0
-    assert conditions(status)["StopRequested"] == "True"
+    said = conditions(status)
+    assert (said["StopRequested"], said["Finished"], said["Succeeded"]) == ("True", "True", "False")
     (pod,) = endings.pods_of("obeys-sigterm")
     assert "tidy" in endings.kubectl("logs", pod["metadata"]["name"])
 
