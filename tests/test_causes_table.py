@@ -15,7 +15,7 @@ DOCUMENT = (ROOT / "docs/causes.md").read_text(encoding="utf-8")
 ROWS = [found.groupdict() for found in ROW.finditer(DOCUMENT)]
 WORDS: dict[str, Any] = {"true": True, "false": False}
 CHANGING = re.compile(
-    r"\b[0-9a-f]{8}-[0-9a-f]{4}-|\b\d{4}-\d\d-\d\d|\bt-[0-9a-f]{8}\b|/tmp/|/root/|/work/|/home/"
+    r"\b[0-9a-f]{8}-[0-9a-f]{4}-|\b\d{4}-\d\d-\d\d|\bt-[0-9a-f]{8}\b|/(?:tmp|root|work|home)/"
 )
 
 
